@@ -1,0 +1,305 @@
+"""Configuration: from presets, files and flags to one frozen ``TrainConfig``, and back to TOML.
+
+    defaults  <  preset  <  TOML file  <  --set section.key=value  <  flags
+
+Every default number lives in ``sections.py`` or, where it depends on the size of the model, in ``presets.py``; nothing else in
+the package and nothing in the web app may repeat one. What is refused is refused here, before anything runs, as ``ConfigError``
+with one line and a hint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from posttrainllm.errors import ConfigError
+from posttrainllm.presets import DEFAULT_PRESET, PRESETS, Preset
+from posttrainllm.sections import (
+    SECTIONS,
+    SETTINGS,
+    DataConfig,
+    EngineConfig,
+    GPTConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    Setting,
+    TrainConfig,
+    check_preset,
+    show,
+    unknown_setting,
+)
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "FORMAT",
+    "PRESETS",
+    "SETTINGS",
+    "DataConfig",
+    "EngineConfig",
+    "GPTConfig",
+    "LoopConfig",
+    "OptimizerConfig",
+    "Preset",
+    "ScheduleConfig",
+    "Setting",
+    "TrainConfig",
+    "changed_settings",
+    "from_toml",
+    "load_config",
+    "replace",
+    "schema_json",
+    "settings_of",
+    "to_toml",
+]
+
+FORMAT = 1
+"""Version of the TOML and JSON forms. A reader refuses a newer one and keeps reading older ones."""
+
+
+def load_config(
+    preset: str | None = None,
+    file: str | os.PathLike[str] | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, object] | None = None,
+) -> TrainConfig:
+    """Merge all sources into one configuration; a later source in the list above wins.
+
+    ``overrides`` are the texts after ``--set``: "section.key=value", the value written as in TOML (quotes around text may be left
+    out). ``flags`` maps "section.key" to a value that the command line has already typed; None means that the flag was not given.
+    The preset is the first one named by: ``flags["preset"]``, ``--set preset=``, ``preset``, the file; else ``DEFAULT_PRESET``.
+
+    The preset's warm-up is cut to a tenth of the steps for runs shorter than the preset's, unless a warm-up was asked for.
+
+    Raises: ConfigError, in one line, whatever is wrong.
+    """
+    layers: list[tuple[str, dict[str, object]]] = []
+    if file is not None:
+        layers.append((f"from {os.fspath(file)}", _flatten(_read(file), os.fspath(file))))
+    if preset is not None:
+        layers.append(("from --preset", {"preset": preset}))
+    layers.append(("from --set", dict(_parse_override(text) for text in overrides)))
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    layers.append(("from a flag", given))
+    return _merge(layers)
+
+
+def from_toml(text: str, source: str = "TOML") -> TrainConfig:
+    """Read a configuration that ``to_toml`` or a person wrote; what it leaves out comes from its preset.
+
+    Raises: ConfigError, naming ``source`` and the line, also for a format newer than this version knows.
+    """
+    return _merge([(f"from {source}", _flatten(_parse_toml(text, source), source))])
+
+
+def replace(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
+    """Return a copy with some settings changed ({"training.steps": 100}), checked like a new one."""
+    for key in changes:
+        if key not in SETTINGS and key != "preset":
+            raise unknown_setting(key)
+    return _build({"preset": config.preset, **settings_of(config), **changes}, {})
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Return all settings as {"section.key": value}, in the order of the sections."""
+    return {
+        key: getattr(getattr(config, key.partition(".")[0]), key.partition(".")[2])
+        for key in SETTINGS
+    }
+
+
+def changed_settings(config: TrainConfig) -> list[tuple[str, Any, Any]]:
+    """List (key, value, preset's value) of every setting that is not what its preset gives."""
+    usual = settings_of(_merge([("", {"preset": config.preset})]))
+    return [
+        (key, value, usual[key])
+        for key, value in settings_of(config).items()
+        if value != usual[key]
+    ]
+
+
+def to_toml(config: TrainConfig) -> str:
+    """Write the whole configuration; ``from_toml`` gives an equal one back. What differs from the preset is marked.
+
+    A setting that is unset (``model.n_inner``) has no line, since TOML has no null.
+    """
+    usual = {key: default for key, _, default in changed_settings(config)}
+    lines = [f"format = {FORMAT}", f"preset = {_toml_value(config.preset)}"]
+    section = ""
+    for key, value in settings_of(config).items():
+        if key.partition(".")[0] != section:
+            section = key.partition(".")[0]
+            lines += ["", f"[{section}]"]
+        if value is not None:
+            note = (
+                f"  # preset: {'unset' if usual[key] is None else _toml_value(usual[key])}"
+                if key in usual
+                else ""
+            )
+            lines.append(f"{key.partition('.')[2]} = {_toml_value(value)}{note}")
+    return "\n".join(lines) + "\n"
+
+
+def schema_json() -> str:
+    """Write presets, defaults, limits and help as JSON: all that the web app knows about settings."""
+    settings = {
+        key: {
+            "kind": setting.kind,
+            "default": setting.default,
+            "from_preset": setting.from_preset,
+            "low": setting.low,
+            "high": setting.high,
+            "choices": list(setting.choices),
+            "help": setting.help,
+        }
+        for key, setting in SETTINGS.items()
+    }
+    presets = {
+        name: {
+            "summary": row.summary,
+            "parameters": load_config(name).model.parameters(),
+            "settings": row.settings(),
+        }
+        for name, row in PRESETS.items()
+    }
+    document = {
+        "format": FORMAT,
+        "default_preset": DEFAULT_PRESET,
+        "settings": settings,
+        "presets": presets,
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
+    """Lay the sources over each other, the last one on top, and remember where each value came from."""
+    given: dict[str, object] = {"preset": DEFAULT_PRESET}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        for key, value in layer.items():
+            if key not in SETTINGS and key != "preset":
+                raise unknown_setting(key, f" ({origin})" if origin else "")
+            given[key] = value
+            origins[key] = origin
+    name = given["preset"]
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"preset must be a name, got {show(name)}", "presets: " + ", ".join(PRESETS)
+        )
+    check_preset(name)
+    values: dict[str, object] = {**PRESETS[name].settings(), **given}
+    steps, warmup = values["training.steps"], PRESETS[name].warmup_steps
+    if "schedule.warmup_steps" not in given and isinstance(steps, int):
+        values["schedule.warmup_steps"] = max(0, min(warmup, steps // 10))
+    return _build(values, origins)
+
+
+def _build(values: Mapping[str, object], origins: dict[str, str]) -> TrainConfig:
+    nested: dict[str, Any] = {name: {} for name in SECTIONS}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        if name:
+            nested[section][name] = value
+        else:
+            nested[key] = value
+    return TrainConfig.model_validate(nested, context=origins)
+
+
+def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        with open(file, encoding="utf-8", newline="") as stream:
+            text = stream.read()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {os.fspath(file)}: {error.strerror}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{os.fspath(file)} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from None
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(
+            f"cannot read the configuration {show(os.fspath(file))}: {error}"
+        ) from None
+    return _parse_toml(text, os.fspath(file))
+
+
+def _parse_toml(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # "Invalid value (at line 3, column 9)" or "... (at end of document)"
+        message, _, place = str(error).rpartition(" (at ")
+        line = re.match(r"line (\d+)", place)
+        number = line.group(1) if line else text.count("\n") + 1
+        raise ConfigError(
+            f"{source}, line {number}: {' '.join(message.split()) or 'not TOML'}",
+            "the format is TOML",
+        ) from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{source}: a number is too long or a list too deep") from None
+
+
+def _flatten(document: Mapping[str, Any], source: str) -> dict[str, object]:
+    """Turn the tables of a TOML document into {"section.key": value} and check its version."""
+    version = document.get("format", FORMAT)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ConfigError(
+            f"{source}: format must be a whole number from 1 to {FORMAT}, got {show(version)}"
+        )
+    if version > FORMAT:
+        raise ConfigError(
+            f"{source} has configuration format {show(version)}; this version reads up to {FORMAT}",
+            "update posttrainllm",
+        )
+    flat: dict[str, object] = {}
+    for key, value in document.items():
+        if key == "format":
+            continue
+        if key in SECTIONS:
+            if not isinstance(value, dict):
+                raise ConfigError(
+                    f"{source}: {key} must be a table, got {show(value)}", f"write it as [{key}]"
+                )
+            flat.update({f"{key}.{name}": part for name, part in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _parse_override(text: str) -> tuple[str, object]:
+    """Split "section.key=value" and read the value as its setting wants it."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {show(text)} has no value", "write it as --set section.key=value")
+    if key != "preset" and key not in SETTINGS:
+        raise unknown_setting(key, " (from --set)")
+    kind = SETTINGS[key].kind if key in SETTINGS else "text"
+    try:
+        document = tomllib.loads(f"value = {value}")
+        parsed = document["value"] if len(document) == 1 else value
+    except (ValueError, RecursionError):
+        parsed = value
+    if kind in ("text", "choice"):
+        return key, parsed if isinstance(parsed, str) else value
+    if kind == "texts" and not isinstance(parsed, list):
+        return key, [parsed if isinstance(parsed, str) else value]
+    return key, parsed
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(part) for part in value) + "]"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match.group()):04x}", text) + '"'
+    )
