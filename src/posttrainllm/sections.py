@@ -67,10 +67,10 @@ class GPTConfig(Section):
     n_layer: int = Field(ge=1, le=1024, description="transformer blocks")
     n_head: int = Field(ge=1, le=1024, description="attention heads a block; must divide n_embd")
     n_embd: int = Field(
-       default= ge=1, le=65_536, description="width of the residual stream, in numbers a token"
+       ge=1, le=65_536, description="width of the residual stream, in numbers a token"
     )
     n_ctx: int = Field(
-       default= ge=1, le=1_048_576, description="context: the longest window the model sees, in tokens"
+       ge=1, le=1_048_576, description="context: the longest window the model sees, in tokens"
     )
     n_vocab: int = Field(
         default=256, ge=2, le=4_194_304, description="vocabulary, in tokens; 256 is the byte tokenizer's"
@@ -167,7 +167,7 @@ class ScheduleConfig(Section):
         description="after the warm-up: cosine decay, constant, or constant and a linear decay at the end (wsd)",
     )
     learning_rate: float = Field(
-       default= ge=1e-9, le=10.0, description="the highest rate, reached at the end of the warm-up"
+       ge=1e-9, le=10.0, description="the highest rate, reached at the end of the warm-up"
     )
     warmup_steps: int = Field(ge=0, le=100_000_000, description="linear warm-up, in steps")
     final_ratio: float = Field(
