@@ -2,9 +2,9 @@
 
     defaults  <  preset  <  TOML file  <  --set section.key=value  <  flags
 
-Every default number lives in ``sections.py`` or, where it depends on the size of the model, in ``presets.py``; nothing else in
-the package and nothing in the web app may repeat one. What is refused is refused here, before anything runs, as ``ConfigError``
-with one line and a hint.
+Every default number lives in ``sections.py`` or, where it depends on the size of the model, in
+``presets.py``; nothing else in the package or in the web app may repeat one. What is refused is
+refused here, before anything runs: a ``ConfigError`` of one line with a hint.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from posttrainllm.sections import (
     LoopConfig,
     OptimizerConfig,
     ScheduleConfig,
-    Setting,
     TrainConfig,
-    check_preset,
-    show,
+    known_preset,
     unknown_setting,
 )
+from posttrainllm.settings import Setting, show
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -69,13 +68,16 @@ def load_config(
 ) -> TrainConfig:
     """Merge all sources into one configuration; a later source in the list above wins.
 
-    ``overrides`` are the texts after ``--set``: "section.key=value", the value written as in TOML (quotes around text may be left
-    out). ``flags`` maps "section.key" to a value that the command line has already typed; None means that the flag was not given.
-    The preset is the first one named by: ``flags["preset"]``, ``--set preset=``, ``preset``, the file; else ``DEFAULT_PRESET``.
+    ``overrides`` are the texts after ``--set``: "section.key=value", the value written as in TOML,
+    where quotes around text may be left out. ``flags`` maps "section.key" to a value that the
+    command line has already typed; None means that the flag was not given.
+    The preset is the first that is named in: ``flags["preset"]``, ``--set preset=``, ``preset``,
+    the file; else ``DEFAULT_PRESET``.
 
-    The preset's warm-up is cut to a tenth of the steps for runs shorter than the preset's, unless a warm-up was asked for.
+    A run shorter than ten times its preset's warm-up warms up over a tenth of its steps, unless a
+    warm-up was asked for: ``--steps 20`` alone must work.
 
-    Raises: ConfigError, in one line, whatever is wrong.
+    Raises: ConfigError, whatever is wrong.
     """
     layers: list[tuple[str, dict[str, object]]] = []
     if file is not None:
@@ -89,15 +91,18 @@ def load_config(
 
 
 def from_toml(text: str, source: str = "TOML") -> TrainConfig:
-    """Read a configuration that ``to_toml`` or a person wrote; what it leaves out comes from its preset.
+    """Read a configuration that ``to_toml`` or a person wrote; its preset gives what it leaves out.
 
-    Raises: ConfigError, naming ``source`` and the line, also for a format newer than this version knows.
+    Raises: ConfigError, naming ``source`` and the line; also for a newer format than ``FORMAT``.
     """
     return _merge([(f"from {source}", _flatten(_parse_toml(text, source), source))])
 
 
 def replace(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
-    """Return a copy with some settings changed ({"training.steps": 100}), checked like a new one."""
+    """Return a copy with some settings changed, checked like a new one.
+
+    ``changes`` maps "section.key" to values; a value that no longer fits is refused, not adapted.
+    """
     for key in changes:
         if key not in SETTINGS and key != "preset":
             raise unknown_setting(key)
@@ -123,9 +128,10 @@ def changed_settings(config: TrainConfig) -> list[tuple[str, Any, Any]]:
 
 
 def to_toml(config: TrainConfig) -> str:
-    """Write the whole configuration; ``from_toml`` gives an equal one back. What differs from the preset is marked.
+    """Write the whole configuration; ``from_toml`` gives an equal one back.
 
-    A setting that is unset (``model.n_inner``) has no line, since TOML has no null.
+    What differs from the preset is marked with the preset's value. A setting that is unset
+    (``model.n_inner``) has no line, since TOML has no null.
     """
     usual = {key: default for key, _, default in changed_settings(config)}
     lines = [f"format = {FORMAT}", f"preset = {_toml_value(config.preset)}"]
@@ -135,17 +141,13 @@ def to_toml(config: TrainConfig) -> str:
             section = key.partition(".")[0]
             lines += ["", f"[{section}]"]
         if value is not None:
-            note = (
-                f"  # preset: {'unset' if usual[key] is None else _toml_value(usual[key])}"
-                if key in usual
-                else ""
-            )
+            note = f"  # preset: {_toml_value(usual[key])}" if key in usual else ""
             lines.append(f"{key.partition('.')[2]} = {_toml_value(value)}{note}")
     return "\n".join(lines) + "\n"
 
 
 def schema_json() -> str:
-    """Write presets, defaults, limits and help as JSON: all that the web app knows about settings."""
+    """Write presets, defaults, limits and help as JSON: all the web app knows about settings."""
     settings = {
         key: {
             "kind": setting.kind,
@@ -176,7 +178,7 @@ def schema_json() -> str:
 
 
 def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
-    """Lay the sources over each other, the last one on top, and remember where each value came from."""
+    """Lay the sources over each other, the last on top, and keep where each value came from."""
     given: dict[str, object] = {"preset": DEFAULT_PRESET}
     origins: dict[str, str] = {}
     for origin, layer in layers:
@@ -185,12 +187,7 @@ def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
                 raise unknown_setting(key, f" ({origin})" if origin else "")
             given[key] = value
             origins[key] = origin
-    name = given["preset"]
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"preset must be a name, got {show(name)}", "presets: " + ", ".join(PRESETS)
-        )
-    check_preset(name)
+    name = known_preset(given["preset"])
     values: dict[str, object] = {**PRESETS[name].settings(), **given}
     steps, warmup = values["training.steps"], PRESETS[name].warmup_steps
     if "schedule.warmup_steps" not in given and isinstance(steps, int):
@@ -210,22 +207,18 @@ def _build(values: Mapping[str, object], origins: dict[str, str]) -> TrainConfig
 
 
 def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
+    name = os.fspath(file)
     try:
-        with open(file, encoding="utf-8", newline="") as stream:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
             text = stream.read()
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the configuration {os.fspath(file)}: {error.strerror}"
-        ) from None
+        raise ConfigError(f"cannot read the configuration {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{os.fspath(file)} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        ) from None
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(
-            f"cannot read the configuration {show(os.fspath(file))}: {error}"
-        ) from None
-    return _parse_toml(text, os.fspath(file))
+        byte = error.object[error.start]
+        raise ConfigError(f"{name} is not UTF-8 text: byte {error.start} is {byte:#04x}") from None
+    except ValueError:
+        raise ConfigError(f"{show(name)} is not the name of a file") from None
+    return _parse_toml(text, name)
 
 
 def _parse_toml(text: str, source: str) -> dict[str, Any]:
@@ -260,13 +253,12 @@ def _flatten(document: Mapping[str, Any], source: str) -> dict[str, object]:
     for key, value in document.items():
         if key == "format":
             continue
-        if key in SECTIONS:
-            if not isinstance(value, dict):
-                raise ConfigError(
-                    f"{source}: {key} must be a table, got {show(value)}", f"write it as [{key}]"
-                )
+        if isinstance(value, dict) and value:
             flat.update({f"{key}.{name}": part for name, part in value.items()})
-        else:
+        elif key in SECTIONS and value != {}:
+            got = f"{source}: {key} must be a table, got {show(value)}"
+            raise ConfigError(got, f"write it as [{key}]")
+        elif key not in SECTIONS:
             flat[key] = value
     return flat
 
@@ -299,7 +291,8 @@ def _toml_value(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(part) for part in value) + "]"
+    if value is None:  # in notes alone
+        return "unset"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return (
-        '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match.group()):04x}", text) + '"'
-    )
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match.group()):04x}", text)
+    return f'"{text}"'

@@ -1,7 +1,8 @@
 """The preset table: sizes and schedules that are known to train well, smallest first.
 
-This is the only home of these numbers: the command line, the engines, the tests and the web app read them from here (the web app
-through ``config.schema_json``). The module imports nothing, so that ``posttrainllm --help`` can list the names for free.
+This is the only home of these numbers: the command line, the engines, the tests and the web app
+(through ``config.schema_json``) read them from here. The module imports nothing, so that
+``posttrainllm --help`` can list the names for free.
 What is *not* here: defaults that all presets share; those stand at their fields in ``sections.py``.
 """
 
@@ -16,8 +17,9 @@ DEFAULT_PRESET = "small"
 class Preset:
     """One row of the table; the fields are named after the settings that they fill.
 
-    ``learning_rate`` and ``warmup_steps`` belong to the preset because the best value depends on width, batch and length of the
-    run. ``eval_windows`` is lower where a full evaluation would take longer than the run itself.
+    ``learning_rate`` and ``warmup_steps`` belong to the preset because the best value depends on
+    width, batch and length of the run. ``eval_windows`` is lower where an evaluation of the usual
+    size would take as long as the run itself.
     """
 
     summary: str
@@ -33,7 +35,7 @@ class Preset:
     eval_windows: int = 256
 
     def settings(self) -> dict[str, int | float]:
-        """Return the row as ``{"section.key": value}``, the form in which ``load_config`` merges it."""
+        """Return the row as {"section.key": value}, the form in which ``load_config`` merges it."""
         return {
             "model.n_layer": self.n_layer,
             "model.n_head": self.n_head,
@@ -150,8 +152,9 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=5,
         eval_windows=16,
     ),
-    # 5,000 steps are 41 million tokens: enough to see the loss fall through 4 on a large text, an hour's work on one GPU at most.
-    # A full training (2.5 billion tokens by the Chinchilla rule) is a choice to make with --steps, not a default to stumble into.
+    # 5,000 steps are 41 million tokens, minutes to an hour on one GPU: enough to see that a large
+    # text is learned. A full training (2.5 billion tokens at 20 a parameter) is a choice to make
+    # with --steps, not a default to stumble into.
     "gpt2": Preset(
         summary="GPT-2's own 124M shape; needs a BPE vocabulary and a GPU",
         batch_size=8,

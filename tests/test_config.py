@@ -1,0 +1,538 @@
+"""Configuration: the preset table, what wins over what, what is refused and how, TOML and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrainllm import config
+from posttrainllm.config import (
+    PRESETS,
+    SETTINGS,
+    GPTConfig,
+    TrainConfig,
+    changed_settings,
+    from_toml,
+    load_config,
+    replace,
+    schema_json,
+    settings_of,
+    to_toml,
+)
+from posttrainllm.errors import ConfigError
+
+# The table of the design document, written out a second time on purpose.
+TABLE = {
+    "tiny": (16, 32, 2, 3, 48, 2000, 70_464),
+    "small": (16, 64, 3, 3, 96, 1500, 366_432),
+    "medium": (16, 96, 4, 4, 128, 1000, 838_400),
+    "large": (12, 128, 6, 6, 192, 600, 2_743_296),
+    "xl": (8, 128, 8, 8, 256, 400, 6_416_896),
+    "huge": (8, 256, 12, 8, 256, 1500, 9_608_704),
+    "massive": (4, 256, 14, 12, 384, 1000, 25_039_872),
+    "mega": (2, 512, 14, 12, 384, 800, 25_138_176),
+    "behemoth": (1, 512, 24, 20, 1280, 50, 473_244_160),
+    "gpt2": (8, 1024, 12, 12, 768, None, 124_439_808),
+}
+
+
+def refused(**sources: Any) -> ConfigError:
+    """Load a configuration that must be refused; the message is checked to be one short line."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(**sources)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+    assert "\n" not in caught.value.hint
+    return caught.value
+
+
+# -- presets -------------------------------------------------------------------------------------
+
+
+def test_presets_are_those_of_the_table() -> None:
+    assert list(PRESETS) == list(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_preset_has_the_shape_and_the_parameters_of_the_table(name: str) -> None:
+    got = load_config(name)
+    batch, context, layers, heads, width, steps, parameters = TABLE[name]
+    model = got.model
+    assert (got.data.batch_size, model.n_ctx) == (batch, context)
+    assert (model.n_layer, model.n_head, model.n_embd) == (layers, heads, width)
+    assert steps is None or got.training.steps == steps
+    assert model.parameters() == parameters
+    assert model.n_vocab == (50_257 if name == "gpt2" else 256)
+    assert got.schedule.warmup_steps <= got.training.steps // 10
+    assert got.preset == name
+    assert changed_settings(got) == []
+
+
+def test_default_preset_is_small() -> None:
+    assert load_config() == load_config("small")
+
+
+def test_parameters_count_a_free_head_and_a_free_mlp_width() -> None:
+    tied = GPTConfig(n_layer=2, n_head=2, n_embd=8, n_ctx=4, n_vocab=10)
+    free = GPTConfig(n_layer=2, n_head=2, n_embd=8, n_ctx=4, n_vocab=10, tied=False, n_inner=5)
+    assert (tied.inner, free.inner, tied.head_size) == (32, 5, 4)
+    mlp = 2 * (8 * 5 + 5 + 5 * 8 + 8) - 2 * (8 * 32 + 32 + 32 * 8 + 8)
+    assert free.parameters() - tied.parameters() == 10 * 8 + mlp
+
+
+# -- settings as data ----------------------------------------------------------------------------
+
+
+def test_every_setting_has_help_and_a_default_inside_its_range() -> None:
+    for key, setting in SETTINGS.items():
+        assert setting.key == key
+        assert setting.help
+        assert setting.wanted
+        if setting.kind in ("integer", "number"):
+            assert setting.low is not None
+            assert setting.high is not None
+            assert float(f"{setting.low:g}") == setting.low or setting.kind == "integer"
+            assert float(f"{setting.high:g}") == setting.high or setting.kind == "integer"
+            if setting.default is not None:
+                assert setting.low <= setting.default <= setting.high
+
+
+def test_settings_without_a_default_are_those_that_a_preset_gives() -> None:
+    needed = {key for key, setting in SETTINGS.items() if setting.from_preset}
+    for row in PRESETS.values():
+        assert needed <= set(row.settings()) <= set(SETTINGS)
+
+
+def test_schema_is_plain_json_with_presets_defaults_limits_and_help() -> None:
+    schema = json.loads(schema_json())
+    assert schema["format"] == config.FORMAT
+    assert schema["default_preset"] == "small"
+    assert list(schema["settings"]) == list(SETTINGS)
+    assert schema["settings"]["optimizer.beta2"]["default"] == 0.95
+    assert schema["settings"]["engine.name"]["choices"][0] == "auto"
+    assert schema["settings"]["training.seed"]["high"] == 2**53 - 1
+    assert {name: row["parameters"] for name, row in schema["presets"].items()} == {
+        name: row[-1] for name, row in TABLE.items()
+    }
+    # a reader needs nothing else: defaults and the preset's settings make the configuration
+    for name, row in schema["presets"].items():
+        values = {key: part["default"] for key, part in schema["settings"].items()}
+        values |= row["settings"]
+        expected = json.loads(json.dumps(settings_of(load_config(name))))
+        assert values == expected
+
+
+def test_import_needs_no_numpy() -> None:
+    code = "import sys, posttrainllm.config; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- precedence ----------------------------------------------------------------------------------
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'preset = "tiny"\n[training]\nsteps = 10\nseed = 20\nlog_every = 30\neval_every = 40\n'
+    )
+    got = load_config(
+        file=file,
+        overrides=["training.seed=21", "training.log_every=31", "training.log_every=32"],
+        flags={"training.log_every": 33, "training.eval_windows": None},
+    )
+    assert got.preset == "tiny"
+    assert got.model.n_embd == 48  # preset over nothing
+    assert got.optimizer.beta2 == 0.95  # default
+    assert got.training.eval_windows == 256  # a flag that was not given
+    assert got.training.steps == 10  # file over preset
+    assert got.training.eval_every == 40  # file over default
+    assert got.training.seed == 21  # --set over file
+    assert got.training.log_every == 33  # flag over --set
+
+
+@pytest.mark.parametrize(
+    ("argument", "override", "flag", "expected"),
+    [
+        (None, None, None, "tiny"),
+        ("medium", None, None, "medium"),
+        ("medium", "large", None, "large"),
+        ("medium", "large", "xl", "xl"),
+    ],
+)
+def test_preset_comes_from_the_most_explicit_source(
+    tmp_path: Path, argument: str | None, override: str | None, flag: str | None, expected: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "tiny"\n')
+    overrides = [f"preset={override}"] if override else []
+    got = load_config(argument, file, overrides, {"preset": flag})
+    assert got.preset == expected
+    assert got.model.n_embd == PRESETS[expected].n_embd
+
+
+def test_warmup_of_a_short_run_is_a_tenth_unless_asked_for() -> None:
+    assert load_config(flags={"training.steps": 20}).schedule.warmup_steps == 2
+    assert load_config(flags={"training.steps": 5}).schedule.warmup_steps == 0
+    assert load_config(flags={"training.steps": 100_000}).schedule.warmup_steps == 100
+    asked = {"training.steps": 20, "schedule.warmup_steps": 15}
+    assert load_config(flags=asked).schedule.warmup_steps == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("training.sample_prompt=ROMEO:", "ROMEO:"),
+        ('training.sample_prompt="two\\nlines"', "two\nlines"),
+        ("training.sample_prompt=123", "123"),
+        ("training.sample_prompt=1979-05-27", "1979-05-27"),
+        ("training.sample_prompt=a=b", "a=b"),
+        ("training.sample_prompt=", ""),
+        ("training.sample_prompt=x\ny = 2", "x\ny = 2"),
+        ("data.corpus=a.txt", ("a.txt",)),
+        ('data.corpus=["a.txt", "-"]', ("a.txt", "-")),
+        ("data.corpus=[]", ()),
+        ("engine.name=torch", "torch"),
+        ('engine.name="torch"', "torch"),
+        ("engine.cpp_build=", ""),
+        ("model.tied=false", False),
+        (" optimizer.eps = 1 ", 1.0),
+        ("optimizer.eps=1e-6", 1e-6),
+        ("training.seed=0x10", 16),
+        ("training.steps=1_000", 1000),
+        ("model.n_inner=77", 77),
+    ],
+)
+def test_override_is_read_as_its_setting_wants_it(text: str, expected: object) -> None:
+    got = settings_of(load_config(overrides=[text]))[text.partition("=")[0].strip()]
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "near", "hint"),
+    [
+        ("optimizer.beta3", "optimizer.beta2", "beta1, beta2, eps"),
+        ("optimiser.beta1", "optimizer.beta1", "sections: model, optimizer"),
+        ("steps", "training.steps", "sections: "),
+        ("training.step", "training.steps", "steps, seed"),
+        ("presets", "preset", "sections: "),
+        ("qqqq", None, "sections: "),
+    ],
+)
+def test_unknown_setting_is_refused_with_the_nearest_name(
+    tmp_path: Path, key: str, near: str | None, hint: str
+) -> None:
+    file = tmp_path / "run.toml"
+    section, _, name = key.rpartition(".")
+    file.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
+    for sources in ({"overrides": [f"{key}=1"]}, {"flags": {key: 1}}, {"file": file}):
+        error = refused(**sources)
+        assert f"unknown setting '{key}'" in error.message
+        assert hint in error.hint
+        assert ("did you mean" in error.message) == (near is not None)
+        assert near is None or f"did you mean '{near}'?" in error.message
+    with pytest.raises(ConfigError, match=r"unknown setting"):
+        replace(load_config(), {key: 1})
+
+
+def test_unknown_preset_is_refused_with_the_list() -> None:
+    for sources in (
+        {"preset": "smal"},
+        {"overrides": ["preset=smal"]},
+        {"flags": {"preset": "smal"}},
+    ):
+        error = refused(**sources)
+        assert error.message == "unknown preset 'smal'; did you mean 'small'?"
+        assert all(name in error.hint for name in PRESETS)
+    assert "unknown preset 7" in refused(flags={"preset": 7}).message
+
+
+@pytest.mark.parametrize("key", [key for key, one in SETTINGS.items() if one.kind == "integer"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1.5", "1e3", "true", "abc", "9" * 30, ""])
+def test_whole_number_is_refused_with_its_range(key: str, value: str) -> None:
+    error = refused(overrides=[f"{key}={value}"])
+    setting = SETTINGS[key]
+    assert error.message.startswith(f"{key} must be a whole number from {setting.low:,} to ")
+    assert "(from --set)" in error.message
+
+
+@pytest.mark.parametrize("key", [key for key, one in SETTINGS.items() if one.kind == "number"])
+@pytest.mark.parametrize(
+    "value", ["-1e-3", "nan", "-nan", "inf", "-inf", "1e30", "1e999", "true", "abc", "9" * 400]
+)
+def test_number_is_refused_with_its_range(key: str, value: str) -> None:
+    assert refused(overrides=[f"{key}={value}"]).message.startswith(f"{key} must be a number from ")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.n_layer",
+        "model.n_head",
+        "model.n_embd",
+        "model.n_ctx",
+        "model.n_vocab",
+        "data.batch_size",
+        "data.accumulation",
+        "training.steps",
+        "training.log_every",
+        "training.keep_checkpoints",
+        "optimizer.eps",
+        "optimizer.clip_norm",
+        "schedule.learning_rate",
+    ],
+)
+def test_zero_is_refused_where_it_has_no_meaning(key: str) -> None:
+    assert f"{key} must be" in refused(flags={key: 0}).message
+
+
+@pytest.mark.parametrize(
+    ("sources", "message", "hint"),
+    [
+        ({"overrides": ["data.val_fraction=0.6"]}, "data.val_fraction must be a number from 0 to 0.5, got 0.6", ""),
+        ({"overrides": ["model.n_embd=100"]}, "model.n_embd 100 is not divisible by model.n_head 3", "99 and 102"),
+        ({"overrides": ["model.n_embd=2"]}, "model.n_embd 2 is not divisible by model.n_head 3", "work: 3"),
+        ({"overrides": ["schedule.warmup_steps=1501"]}, "warmup_steps 1501 is longer than the run, training.steps 1500", ""),
+        ({"overrides": ["model.dropout=0.1"]}, "engine cpp has no dropout", "--engine torch"),
+        ({"overrides": ["data.batch_size=1000000", "model.n_ctx=10000"]}, "10,000,000,000 tokens a micro-batch", "accumulation"),
+        ({"overrides": ["model.n_layer=1024", "model.n_embd=60000"]}, "parameters is over the limit", "n_layer"),
+        ({"overrides": ["engine.name=cuda"]}, "engine.name must be one of auto, numpy, cpp, wasm, webgpu, torch, got 'cuda'", ""),
+        ({"overrides": ["engine.cpp_build=sse"]}, "engine.cpp_build must be one of '', plain, avx2, avx512", ""),
+        ({"overrides": ["model.tied=1"]}, "model.tied must be true or false, got 1", ""),
+        ({"overrides": ["data.corpus=[1]"]}, "data.corpus must be a list of texts", ""),
+        ({"overrides": ["training.steps"]}, "'training.steps' has no value", "section.key=value"),
+        ({"overrides": ["=3"]}, "has no value", "section.key=value"),
+        ({"flags": {"training.sample_prompt": "\ud800"}}, "training.sample_prompt must be text", ""),
+        ({"flags": {"training.sample_prompt": "x" * 70_000}}, "training.sample_prompt: string should have at most 65536", ""),
+        ({"file": "/no/such/file.toml"}, "cannot read the configuration /no/such/file.toml: No such file", ""),
+        ({"file": "/"}, "cannot read the configuration /", ""),
+        ({"file": "a\0b"}, "is not the name of a file", ""),
+    ],
+)  # fmt: skip
+def test_refusal_names_the_setting_and_what_was_given(
+    sources: dict[str, Any], message: str, hint: str
+) -> None:
+    error = refused(**sources)
+    assert message in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("engine", ["auto", "numpy", "cpp", "wasm", "webgpu"])
+def test_dropout_is_refused_by_every_engine_but_torch(engine: str) -> None:
+    flags = {"model.dropout": 0.1, "engine.name": engine}
+    assert f"engine {engine} has no dropout" in refused(flags=flags).message
+    assert load_config(flags={**flags, "engine.name": "torch"}).model.dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[training]\nsteps = = 3\n", "line 2: Invalid value"),
+        (b"a\nb", "line 1: "),
+        (b'[training]\n\nsample_prompt = "', "line 3: "),
+        (b"[training]\nsteps = 1\nsteps = 2\n", "line 3: "),
+        (b"[training]\nsteps = '''\n\n", "line 4: "),
+        (b"\xff\xfe", "is not UTF-8 text: byte 0 is 0xff"),
+        (b"training = 3", "training must be a table, got 3"),
+        (b"format = 2", "has configuration format 2; this version reads up to 1"),
+        (b"format = 0", "format must be a whole number"),
+        (b"format = true", "format must be a whole number"),
+        (b"[training]\nsteps = " + b"9" * 5000, "a number is too long"),
+        (b"[training]\nsteps = " + b"[" * 5000, "a list too deep"),
+        (b"[training]\nsteps = [1]\n", "training.steps must be a whole number"),
+        (b"[training]\nsteps.x = 1\n", "training.steps must be a whole number"),
+        (b"[[training]]\nsteps = 1\n", "training must be a table"),
+        (b"[training]\nseed = 2020-01-01\n", "training.seed must be a whole number"),
+    ],
+)
+def test_bad_file_is_refused_in_one_line_with_its_name(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    error = refused(file=file)
+    assert message in error.message
+    assert "run.toml" in error.message
+
+
+def test_file_with_a_byte_order_mark_and_windows_lines_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf[training]\r\nsteps = 7\r\n")
+    assert load_config(file=file).training.steps == 7
+
+
+def test_sections_refuse_in_the_same_way_when_built_directly() -> None:
+    with pytest.raises(ConfigError, match=r"model.n_layer must be a whole number from 1 to 1,024"):
+        GPTConfig(n_layer=0, n_head=1, n_embd=8, n_ctx=8)
+    with pytest.raises(ConfigError, match=r"model.n_layers'; did you mean 'model.n_layer'"):
+        GPTConfig.model_validate({"n_layers": 1, "n_head": 1, "n_embd": 8, "n_ctx": 8})
+    with pytest.raises(ConfigError, match=r"model.n_ctx is missing: a whole number"):
+        GPTConfig.model_validate({"n_layer": 1, "n_head": 1, "n_embd": 8})
+    with pytest.raises(ConfigError, match=r"got 0 \(and 1 more\)"):
+        GPTConfig(n_layer=0, n_head=0, n_embd=8, n_ctx=8)
+    with pytest.raises(ConfigError, match=r"configuration: .* got 5"):
+        TrainConfig.model_validate(5)
+    with pytest.raises(ConfigError, match=r"^model: "):
+        TrainConfig.model_validate({**load_config().model_dump(), "model": 5})
+
+
+def test_configuration_is_frozen_and_hashable() -> None:
+    got = load_config()
+    with pytest.raises(Exception, match=r"frozen"):
+        got.training.steps = 3
+    assert hash(got) == hash(load_config())
+
+
+def test_replace_checks_the_result() -> None:
+    small = load_config()
+    longer = replace(small, {"training.steps": 5000, "data.corpus": ["a"]})
+    assert longer.training.steps == 5000
+    assert small.training.steps == 1500
+    assert [key for key, _, _ in changed_settings(longer)] == ["data.corpus", "training.steps"]
+    with pytest.raises(ConfigError, match=r"longer than the run"):
+        replace(small, {"training.steps": 5})
+
+
+# -- TOML ----------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def values_of(key: str) -> st.SearchStrategy[Any]:
+    """Draw a value that the setting accepts."""
+    one = SETTINGS[key]
+    if one.kind == "choice":
+        return st.sampled_from(one.choices)
+    if one.kind == "integer":
+        assert one.low is not None
+        assert one.high is not None
+        return st.integers(int(one.low), int(one.high))
+    if one.kind == "number":
+        return st.floats(one.low, one.high)
+    return {"boolean": st.booleans(), "text": TEXTS, "texts": st.lists(TEXTS, max_size=3)}[one.kind]
+
+
+# Settings with conditions across sections are drawn by hand.
+FREE = [key for key in SETTINGS if key not in {
+    "model.n_layer", "model.n_head", "model.n_embd", "model.n_ctx", "model.n_vocab",
+    "model.dropout", "schedule.warmup_steps", "data.batch_size", "training.steps",
+}]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(list(PRESETS)))
+def test_toml_round_trip_is_exact(data: st.DataObject, preset: str) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(FREE), unique=True))
+    flags = {key: data.draw(values_of(key), label=key) for key in chosen}
+    flags |= data.draw(st.sampled_from([{}, {"training.steps": 7}, {"model.n_ctx": 77}]))
+    if flags.get("engine.name") == "torch":
+        flags["model.dropout"] = data.draw(st.floats(0, 0.9))
+    before = load_config(preset, flags=flags)
+    text = to_toml(before)
+    after = from_toml(text)
+    assert after == before
+    assert to_toml(after) == text
+    assert repr(after) == repr(before)  # also the sign of zero and the types
+    flat = {f"{a}.{b}": v for a, t in tomllib.loads(text).items() if isinstance(t, dict) for b, v in t.items()}  # fmt: skip
+    assert set(SETTINGS) - set(flat) <= {"model.n_inner"}
+
+
+def test_toml_marks_what_differs_from_the_preset() -> None:
+    text = to_toml(load_config(flags={"training.steps": 20, "model.n_inner": 7}))
+    assert text.startswith('format = 1\npreset = "small"\n')
+    assert "steps = 20  # preset: 1500\n" in text
+    assert "warmup_steps = 2  # preset: 100\n" in text
+    assert "n_inner = 7  # preset: unset\n" in text
+    assert text.count("#") == 3
+
+
+def test_toml_with_a_newer_format_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"old.toml has configuration format 99") as caught:
+        from_toml("format = 99\n[future]\nx = 1\n", "old.toml")
+    assert caught.value.hint == "update posttrainllm"
+
+
+# -- whatever comes in, only ConfigError comes out -----------------------------------------------
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**400, 2**31, 2**53, 2**63, 2**64, math.nan, math.inf, -0.0]),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.lists(st.one_of(st.integers(), st.text()), max_size=3),
+    st.dictionaries(st.text(), st.integers(), max_size=2),
+    st.builds(object),
+)
+BEYOND_PRINTING = st.integers(4301, 5000).map(lambda digits: 10**digits)
+KEYS = st.one_of(
+    st.sampled_from([*SETTINGS, "preset", "model", "model.", ".steps", "training.steps.x", ""]),
+    st.text(max_size=20),
+)
+
+
+def only_config_error(**sources: Any) -> None:
+    """Load; a configuration or a one-line ConfigError are the only results."""
+    message = "none"
+    try:
+        load_config(**sources)
+    except ConfigError as error:
+        message = error.message
+    assert message
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(KEYS, st.one_of(JUNK, BEYOND_PRINTING), max_size=4))
+def test_junk_in_flags_never_escapes_as_another_error(flags: dict[str, Any]) -> None:
+    only_config_error(flags=flags)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.text(), st.builds("{}={}".format, KEYS, st.one_of(st.text(), JUNK))),
+        max_size=3,
+    )
+)
+def test_junk_in_overrides_never_escapes_as_another_error(overrides: list[str]) -> None:
+    only_config_error(overrides=overrides)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(st.sampled_from(
+    ["[training]", "steps", "=", "1", '"', "'''", "[", "]", "\n", "{", "}", "format", ".", "1e9", "\0"]
+)).map("".join)))  # fmt: skip
+def test_junk_in_toml_never_escapes_as_another_error(text: str) -> None:
+    message = "none"
+    try:
+        from_toml(text)
+    except ConfigError as error:
+        message = error.message
+    assert message
+    assert "\n" not in message
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary())
+def test_junk_in_a_file_never_escapes_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "junk.toml"
+    file.write_bytes(content)
+    only_config_error(file=file)
