@@ -1,0 +1,80 @@
+"""Build steps that pyproject.toml cannot say: kernels and default text go into the package.
+
+Both are made inside the source tree (git-ignored) before the Python files are collected; from
+there they are package data, for a wheel and for an editable install alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from setuptools import Command, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+from posttrainllm.datasets import fetch_shakespeare
+from posttrainllm.errors import PosttrainError
+from posttrainllm.kernels.build import compile_builds
+
+
+class BuildAssets(Command):
+    """Compile the kernels and fetch the default text.
+
+    Its own command and not an override of build_py: setuptools turns an error in a changed build_py
+    into a warning when the install is editable, and the package would be there without kernels.
+    """
+
+    description = __doc__
+    user_options = []
+    editable_mode = False
+
+    def initialize_options(self):
+        """Nothing to set."""
+
+    def finalize_options(self):
+        """Nothing to check."""
+
+    def run(self):
+        """Make what is missing or out of date."""
+        try:
+            compile_builds(report=lambda line: print(f"kernels: {line}", flush=True))
+            fetch_shakespeare()
+        except PosttrainError as error:
+            sys.exit(f"error: {error}")
+
+    def get_source_files(self):
+        """The sources are package data already."""
+        return []
+
+    def get_outputs(self):
+        """The results are package data already."""
+        return []
+
+    def get_output_mapping(self):
+        """The results are package data already."""
+        return {}
+
+
+class Build(build):
+    """The usual build, with the assets first."""
+
+    sub_commands = [("build_assets", None), *build.sub_commands]
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for one platform and any Python 3: the libraries are plain C, not extensions."""
+
+    def finalize_options(self):
+        """Mark the wheel as not pure."""
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        """Keep the platform, drop the interpreter and its ABI."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build": Build, "build_assets": BuildAssets, "bdist_wheel": PlatformWheel})

@@ -1,0 +1,330 @@
+"""Compile the C++ kernels, and find the compiled libraries again.
+
+One home for the compiler flags: ``setup.py`` calls :func:`compile_builds` when a wheel is made, and
+a developer calls ``python -m posttrainllm.kernels.build`` (``make kernels``). The compiler is zig's
+clang from PyPI (``ziglang``), so no system compiler is needed; it is needed at build time only.
+
+All ``cpp/*.cpp`` go into one shared library, once for every instruction set of the machine's
+architecture. A small JSON file beside each library says what it was built from; its ``id`` is
+what a training run records, because bit-identical results are promised for one build only.
+
+This module imports nothing heavy: it runs inside an isolated build environment. Next: ``cpp/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from posttrainllm.errors import EngineError
+
+SOURCE_DIR = Path(__file__).parent / "cpp"
+LIBRARY_DIR = Path(__file__).parent / "lib"
+
+# -ffp-contract=off: a multiply and an add are fused only where a kernel says so, or two builds of
+# one source would round differently. -fno-sanitize=all: zig turns its sanitizers on by default.
+# -nostdlib++: the kernels use no C++ library, and building zig's own takes a minute a target.
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-ffp-contract=off",
+    "-fno-sanitize=all",
+    "-nostdlib++",
+    "-pthread",
+    "-shared",
+    "-s",
+)
+
+# What a processor must report (in the words of /proc/cpuinfo) before a build may be loaded.
+V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+NEEDS = {"plain": frozenset[str](), "avx2": V3, "avx512": V4}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the libraries of one machine look like: zig's triple, file suffix, processor a build."""
+
+    triple: str
+    suffix: str
+    processors: dict[str, str]
+
+    def command(self, build: str) -> list[str]:
+        """Compiler arguments for one build, without sources and output."""
+        pic = [] if self.suffix == ".dll" else ["-fPIC"]
+        mcpu = f"-mcpu={self.processors[build]}"
+        return ["cc", "-x", "c++", *FLAGS, *pic, "-target", self.triple, mcpu]
+
+
+@cache
+def host_target() -> Target:
+    """The target of this machine.
+
+    Raises: EngineError on an architecture that no build exists for.
+    """
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine().lower()
+    )
+    if machine == "x86_64":
+        processors = {"plain": "baseline", "avx2": "x86_64_v3", "avx512": "x86_64_v4"}
+    elif machine == "aarch64":  # NEON belongs to the baseline
+        processors = {"plain": "baseline"}
+    else:
+        raise EngineError(
+            f"no kernels for the processor architecture '{platform.machine()}'",
+            "x86_64 and aarch64 (arm64) are supported; the numpy engine runs anywhere",
+        )
+    if sys.platform == "darwin":
+        return Target(f"{machine}-macos", ".dylib", processors)
+    if sys.platform == "win32":
+        return Target(f"{machine}-windows-gnu", ".dll", processors)
+    libc = "gnu.2.17" if platform.libc_ver()[0] == "glibc" else "musl"
+    return Target(f"{machine}-linux-{libc}", ".so", processors)
+
+
+def library_path(build: str) -> Path:
+    """Where the library of ``build`` ("plain", "avx2", "avx512") is, built or not."""
+    target = host_target()
+    if build not in target.processors:
+        known = ", ".join(target.processors)
+        raise EngineError(f"no kernel build '{build}' on {target.triple}", f"builds here: {known}")
+    return _library(LIBRARY_DIR, build, target)
+
+
+def available_builds() -> list[str]:
+    """The builds whose library is there, from the most portable to the fastest."""
+    return [build for build in host_target().processors if library_path(build).is_file()]
+
+
+def runnable_builds() -> list[str]:
+    """The available builds that this machine's processor can run, the fastest last."""
+    return [build for build in available_builds() if NEEDS[build] <= processor_features()]
+
+
+def build_info(build: str) -> dict[str, str]:
+    """What the library of ``build`` was made from: id, compiler, command, hashes.
+
+    Raises: EngineError when it has not been built.
+    """
+    path = library_path(build)
+    try:
+        info: dict[str, str] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise EngineError(
+            f"the '{build}' kernels are not built ({path} is missing or incomplete)",
+            "in a source tree run: make kernels; otherwise install the package again",
+        ) from None
+    return info
+
+
+def build_id(build: str) -> str:
+    """Sixteen hex digits that change with the sources, the flags and the compiler."""
+    return build_info(build)["id"]
+
+
+def stale_builds() -> list[str]:
+    """The builds that are missing or were made from other sources or flags than those here now."""
+    stale = []
+    for build in host_target().processors:
+        try:
+            info = build_info(build)
+        except EngineError:
+            stale.append(build)
+            continue
+        now = _describe(build, host_target(), info["compiler"], _hash_sources(SOURCE_DIR))
+        if now["id"] != info["id"] or not library_path(build).is_file():
+            stale.append(build)
+    return stale
+
+
+@cache
+def processor_features() -> frozenset[str]:
+    """The instruction sets of this machine's processor, in the words of /proc/cpuinfo."""
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":", 1)[1].split())
+    elif sys.platform == "darwin":
+        names = ["machdep.cpu.features", "machdep.cpu.leaf7_features"]
+        result = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True)
+        words = frozenset(result.stdout.lower().replace("avx1.0", "avx").split())
+        return words | V3 if "avx2" in words else words
+    elif sys.platform == "win32":
+        import ctypes
+
+        present = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        avx2, avx512f = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_...
+        return V4 if present(avx512f) else V3 if present(avx2) else frozenset()
+    return frozenset()
+
+
+def compile_builds(
+    *,
+    builds: Iterable[str] | None = None,
+    sources: Path = SOURCE_DIR,
+    destination: Path = LIBRARY_DIR,
+    force: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Compile every build whose sources, flags or compiler changed; return those compiled.
+
+    ``report`` is called with one line a stage. Libraries in ``destination`` that belong to another
+    target are removed, so that a wheel carries only its own.
+
+    Raises: EngineError with the compiler's output when a source does not compile.
+    """
+    target = host_target()
+    chosen = list(builds or target.processors)
+    for build in chosen:
+        if build not in target.processors:
+            raise EngineError(f"no kernel build '{build}' on {target.triple}")
+    zig, compiler = _find_compiler()
+    digest = _hash_sources(sources)
+    wanted = {build: _describe(build, target, compiler, digest) for build in chosen}
+    destination.mkdir(parents=True, exist_ok=True)
+    _remove_foreign(destination, target)
+    todo = [b for b in chosen if force or not _is_current(destination, b, target, wanted[b])]
+    if not todo:
+        return []
+    count = f"{len(todo)} build{'s' if len(todo) > 1 else ''}"
+    report(f"compiling {count} for {target.triple} ({', '.join(todo)}; about 15 s)")
+    started = time.monotonic()
+    units = sorted(sources.glob("*.cpp"))
+    with (
+        tempfile.TemporaryDirectory(dir=destination, prefix=".scratch-") as scratch,
+        ThreadPoolExecutor(max_workers=min(len(todo), os.cpu_count() or 1)) as pool,
+    ):
+        environment = _zig_environment(Path(scratch))
+
+        def compile_one(build: str) -> None:
+            folder = Path(scratch) / build
+            folder.mkdir()
+            library = _library(folder, build, target)
+            command = [zig, *target.command(build), *map(str, units), "-o", str(library)]
+            result = subprocess.run(command, capture_output=True, text=True, env=environment)
+            if result.returncode != 0:
+                raise EngineError(f"the '{build}' kernels do not compile", result.stderr.strip())
+            info = wanted[build] | {"library_sha256": _hash_file(library)}
+            final = _library(destination, build, target)
+            final.with_suffix(".json").unlink(missing_ok=True)
+            library.replace(final)  # the description comes last: without it a library is not ours
+            record = folder / "info.json"
+            record.write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+            record.replace(final.with_suffix(".json"))
+
+        list(pool.map(compile_one, todo))
+    report(f"compiled in {time.monotonic() - started:.0f} s")
+    return todo
+
+
+def _library(folder: Path, build: str, target: Target) -> Path:
+    return folder / f"libposttrain-{build}{target.suffix}"
+
+
+def _find_compiler() -> tuple[str, str]:
+    """Path of the zig binary that the ziglang package carries, and its version in words."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise EngineError(
+            "the compiler is missing: the Python package 'ziglang' is not installed",
+            "run: make setup   (or pip install the build-system.requires of pyproject.toml)",
+        )
+    zig = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
+    return str(zig), f"zig {importlib.metadata.version('ziglang')}"
+
+
+def _zig_environment(scratch: Path) -> dict[str, str]:
+    """The environment for the compiler, with its cache kept out of the home folder.
+
+    In a source tree the cache is build/zig-cache; it saves a few seconds on the next compilation.
+    """
+    root = SOURCE_DIR.parents[3]
+    folder = (
+        root / "build" / "zig-cache" if (root / "pyproject.toml").is_file() else scratch / "zig"
+    )
+    cache_dir = os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(folder))
+    return os.environ | {"ZIG_GLOBAL_CACHE_DIR": cache_dir, "ZIG_LOCAL_CACHE_DIR": cache_dir}
+
+
+def _hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _hash_sources(folder: Path) -> str:
+    """One hash over the names and contents of all C++ files.
+
+    Raises: EngineError when there are none.
+    """
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".cpp", ".h"))
+    if not any(path.suffix == ".cpp" for path in files):
+        raise EngineError(f"no C++ kernels in {folder}", "the source tree is incomplete")
+    listing = "".join(f"{path.name} {_hash_file(path)}\n" for path in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _describe(build: str, target: Target, compiler: str, sources: str) -> dict[str, str]:
+    info = {
+        "build": build,
+        "compiler": compiler,
+        "command": " ".join(target.command(build)),
+        "sources_sha256": sources,
+    }
+    return {"id": hashlib.sha256(json.dumps(info).encode()).hexdigest()[:16], **info}
+
+
+def _is_current(folder: Path, build: str, target: Target, wanted: dict[str, str]) -> bool:
+    library = _library(folder, build, target)
+    try:
+        info = json.loads(library.with_suffix(".json").read_text(encoding="utf-8"))
+        current = info["id"] == wanted["id"] and info["library_sha256"] == _hash_file(library)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(current)
+
+
+def _remove_foreign(folder: Path, target: Target) -> None:
+    ours = {_library(folder, build, target) for build in target.processors}
+    ours |= {path.with_suffix(".json") for path in ours}
+    for path in folder.glob("libposttrain-*"):
+        if path not in ours:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def main() -> int:
+    """Compile what is not up to date (``make kernels``)."""
+    parser = argparse.ArgumentParser(prog="posttrainllm.kernels.build", description=main.__doc__)
+    parser.add_argument("builds", nargs="*", help="plain, avx2, avx512 (default: all)")
+    parser.add_argument("--force", action="store_true", help="compile even what is up to date")
+    parser.add_argument("--prefix", default="kernels", help="first word of each line of output")
+    arguments = parser.parse_args()
+    try:
+        compile_builds(
+            builds=arguments.builds,
+            force=arguments.force,
+            report=lambda line: print(f"{arguments.prefix}: {line}", flush=True),
+        )
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
