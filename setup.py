@@ -6,10 +6,11 @@ there they are package data, for a wheel and for an editable install alike.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
-from setuptools import Command, setup
+from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
@@ -63,18 +64,29 @@ class Build(build):
 
     sub_commands = [("build_assets", None), *build.sub_commands]
 
+    def run(self):
+        """Start from an empty folder: a module deleted from the sources must not live on there."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
 
 class PlatformWheel(bdist_wheel):
     """A wheel for one platform and any Python 3: the libraries are plain C, not extensions."""
-
-    def finalize_options(self):
-        """Mark the wheel as not pure."""
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self):
         """Keep the platform, drop the interpreter and its ABI."""
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build": Build, "build_assets": BuildAssets, "bdist_wheel": PlatformWheel})
+class PlatformDistribution(Distribution):
+    """A package that differs from platform to platform."""
+
+    def has_ext_modules(self):
+        """Whether there is compiled code; setuptools asks this to choose folder and tag."""
+        return True
+
+
+setup(
+    distclass=PlatformDistribution,
+    cmdclass={"build": Build, "build_assets": BuildAssets, "bdist_wheel": PlatformWheel},
+)
