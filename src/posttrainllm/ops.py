@@ -127,7 +127,7 @@ _TABLE = (
         (_out("out", "N", "C"), _out("mean", "N"), _out("rstd", "N")),
         (_in("x", "N", "C"), _in("weight", "C"), _in("bias", "C")),
         ("N", "C"),
-        {"eps": 1e-5},
+        {"eps": None},
     ),
     Op(
         "layernorm_backward_input",

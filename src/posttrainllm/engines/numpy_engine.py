@@ -1,0 +1,80 @@
+"""The numpy engine: the definition that every other engine is held to.
+
+It runs the same programs over the same plan, in float32 or float64, one op of ``numpy_ops.py`` at a time. It is slow on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from posttrainllm.engines.base import Array, ProgramEngine
+from posttrainllm.engines.numpy_ops import NUMPY_OPS
+from posttrainllm.ops import OPS
+from posttrainllm.plan import BoundCall, Place
+from posttrainllm.program import Program
+
+Prepared = list[tuple[Any, list[Array | None], dict[str, float]]]
+
+
+class NumpyEngine(ProgramEngine):
+    """See ``base.Engine``. ``dtype`` is the float type of all arithmetic: float32 trains, float64 proves."""
+
+    name = "numpy"
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        dims: Mapping[str, Mapping[str, int]],
+        *,
+        dtype: type[np.floating[Any]] = np.float32,
+    ) -> None:
+        """Plan the programs and take the memory."""
+        super().__init__(programs, dims)
+        self.dtype = dtype
+        self._memory = {
+            region.name: np.zeros(region.elements, dtype if region.dtype == "f32" else np.int32)
+            for region in self.plan.regions.values()
+        }
+
+    @property
+    def info(self) -> dict[str, str | int]:
+        """The library and its float type."""
+        return {"engine": self.name, "numpy": np.__version__, "dtype": np.dtype(self.dtype).name}
+
+    @property
+    def nbytes(self) -> int:
+        """The plan's regions as they are held here."""
+        return sum(array.nbytes for array in self._memory.values())
+
+    def view(self, place: Place) -> Array:
+        """The place itself, not a copy."""
+        flat = self._memory[place.region][place.offset : place.offset + place.elements]
+        return flat.reshape(place.shape)
+
+    def write(self, place: Place, values: Array) -> None:
+        """See ``ProgramEngine.write``."""
+        self.view(place)[...] = values
+
+    def read(self, place: Place) -> Array:
+        """See ``ProgramEngine.read``."""
+        return self.view(place).copy()
+
+    def prepare(self, calls: list[BoundCall]) -> Prepared:
+        """Look up the function, the views and the attributes of each call."""
+        return [
+            (
+                NUMPY_OPS[call.op],
+                [place and self.view(place) for place in call.operands],
+                dict(zip(OPS[call.op].attrs, call.attrs, strict=True)),
+            )
+            for call in calls
+        ]
+
+    def run(self, prepared: Prepared) -> None:
+        """Run the calls in order. Overflow and NaN are data here, as on every engine: the clip op looks for them."""
+        with np.errstate(all="ignore"):
+            for function, operands, attrs in prepared:
+                function(*operands, **attrs)
