@@ -193,7 +193,7 @@ class LoopConfig(Section):
         description="seed of the initial weights, the batches and the samples",
     )
     log_every: int = Field(
-        default=10, ge=1, le=100_000_000, description="steps between lines of metrics.jsonl"
+        default=1, ge=1, le=100_000_000, description="steps between lines of metrics.jsonl"
     )
     eval_every: int = Field(
         default=250,
@@ -206,6 +206,12 @@ class LoopConfig(Section):
         ge=1,
         le=100_000_000,
         description="windows of n_ctx tokens an evaluation, spread over the validation part",
+    )
+    final_windows: int = Field(
+        default=4096,
+        ge=1,
+        le=100_000_000,
+        description="the same for the evaluation at the end, which the verdict rests on",
     )
     sample_every: int = Field(
         default=250,
@@ -222,6 +228,9 @@ class LoopConfig(Section):
     sample_tokens: int = Field(
         default=200, ge=0, le=1_048_576, description="length of a sample, in tokens; 0 is none"
     )
+    verdict_samples: int = Field(
+        default=20, ge=0, le=10_000, description="samples that the verdict reads; 0 is no verdict"
+    )
     checkpoint_every: int = Field(
         default=500,
         ge=0,
@@ -230,6 +239,34 @@ class LoopConfig(Section):
     )
     keep_checkpoints: int = Field(
         default=2, ge=1, le=100_000, description="how many of the newest checkpoints are kept"
+    )
+
+
+class SamplingConfig(Section):
+    """How the next token is chosen, in samples during training and in ``posttrainllm generate``."""
+
+    section: ClassVar[str] = "sampling"
+
+    temperature: float = Field(
+        default=0.8,
+        ge=0.0,
+        le=100.0,
+        description="divides the logits: below 1 bolder, above 1 wilder; 0 takes the likeliest",
+    )
+    top_k: int = Field(
+        default=0,
+        ge=0,
+        le=4_194_304,
+        description="choose among the k likeliest tokens; 0 is all",
+    )
+    top_p: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="choose among the likeliest tokens that together have this probability",
+    )
+    max_tokens: int = Field(
+        default=500, ge=1, le=100_000_000, description="length of a generated text, in tokens"
     )
 
 
@@ -264,6 +301,7 @@ class TrainConfig(Section):
     schedule: ScheduleConfig
     data: DataConfig
     training: LoopConfig
+    sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
 
     @field_validator("preset")
@@ -303,6 +341,7 @@ SECTIONS: dict[str, type[Section]] = {
         ScheduleConfig,
         DataConfig,
         LoopConfig,
+        SamplingConfig,
         EngineConfig,
     )
 }
