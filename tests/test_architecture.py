@@ -33,6 +33,7 @@ class Row:
 
 TABLE = {
     "errors": Row(("errors",), ()),
+    "machine": Row(("machine", "storage"), ("errors",)),
     "config": Row(("settings", "presets", "sections", "config"), ("errors",)),
     "control": Row(("control",), ("errors",)),
     "ops": Row(("ops",), ("errors",)),
@@ -41,17 +42,26 @@ TABLE = {
     "model": Row(("model",), ("config", "optim", "program", "ops", "errors")),
     "rewrites": Row(("lora", "fuse"), ("program", "ops", "errors")),
     "kernels": Row(("kernels",), ("errors",)),
-    "engines": Row(("engines",), ("ops", "program", "control", "kernels", "errors")),
-    "torch": Row(("torch_gpt", "torch_optim"), ("config", "control", "engines", "errors")),
-    "text": Row(("datasets", "tokenizer", "corpus", "counting"), ("config", "errors")),
-    "files": Row(("checkpoint", "formats"), ("config", "program", "text", "errors")),
+    "engines": Row(("engines",), ("ops", "program", "control", "kernels", "machine", "errors")),
+    "torch": Row(
+        ("torch_gpt", "torch_optim", "torch_engine"),
+        ("config", "control", "engines", "machine", "errors"),
+    ),
+    "text": Row(
+        ("datasets", "tokenizer", "textfiles", "textcache", "corpus", "counting"),
+        ("config", "machine", "errors"),
+    ),
+    "files": Row(
+        ("formats", "trainer_state", "checkpoint"),
+        ("config", "program", "text", "machine", "errors"),
+    ),
     "training": Row(("trainer", "generate", "evaluate"), (ABOVE,)),
     "surface": Row(("cli", "server"), (ABOVE,)),
 }
 
 # Imported where they are used, so that a user who never needs them never waits for them.
 HEAVY = {"torch", "transformers", "wgpu", "wasmtime", "uvicorn"}
-HEAVY_ALLOWED = {"torch_gpt", "torch_optim"}
+HEAVY_ALLOWED = {"torch_gpt", "torch_optim", "torch_engine"}
 
 PRINTS = {"cli", "kernels.build"}
 MAX_LINES = 400
@@ -86,8 +96,10 @@ def imports(name: str) -> Iterator[tuple[int, str]]:
 def our_imports(name: str) -> Iterator[tuple[int, str]]:
     """Line and name inside the package of every module of ours that a module imports."""
     for line, target in imports(name):
-        if target.split(".")[0] != "posttrainllm" or target == "posttrainllm.__version__":
+        if target.split(".")[0] != "posttrainllm":
             continue
+        if target in ("posttrainllm", "posttrainllm.__version__"):
+            continue  # the package's own names: the version
         inner = target.removeprefix("posttrainllm").removeprefix(".")
         while inner and inner not in MODULES:  # `from module import name`: drop the name
             inner = inner.rpartition(".")[0]

@@ -42,7 +42,7 @@ def test_compile_builds_makes_a_library_that_loads_and_only_when_something_chang
     assert build.stale_builds() == list(build.host_target().processors)
     assert compile_plain(tree, report=lines.append) == ["plain"]
     assert [line.split()[0] for line in lines] == ["compiling", "compiled"]
-    assert build.available_builds() == ["plain"] == build.runnable_builds()
+    assert build.available_builds() == ["plain"]
     assert "plain" not in build.stale_builds()
     assert ctypes.CDLL(str(build.library_path("plain"))).three() == 3
     first = build.build_id("plain")
@@ -95,10 +95,6 @@ def test_contraction_is_off_and_no_fast_math_in_any_build():
         command = target.command(name)
         assert "-ffp-contract=off" in command
         assert not [flag for flag in command if "fast" in flag]
-
-
-def test_every_build_says_what_the_processor_must_have():
-    assert set(build.host_target().processors) <= set(build.NEEDS)
 
 
 def test_the_kernels_here_are_built_from_the_sources_here():

@@ -52,11 +52,6 @@ FLAGS = (
     "-s",
 )
 
-# What a processor must report (in the words of /proc/cpuinfo) before a build may be loaded.
-V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-NEEDS = {"plain": frozenset[str](), "avx2": V3, "avx512": V4}
-
 
 @dataclass(frozen=True)
 class Target:
@@ -109,13 +104,11 @@ def library_path(build: str) -> Path:
 
 
 def available_builds() -> list[str]:
-    """The builds whose library is there, from the most portable to the fastest."""
+    """The builds whose library is there, from the most portable to the fastest.
+
+    Whether this processor can run one is for the engine to find out before it loads it.
+    """
     return [build for build in host_target().processors if library_path(build).is_file()]
-
-
-def runnable_builds() -> list[str]:
-    """The available builds that this machine's processor can run, the fastest last."""
-    return [build for build in available_builds() if NEEDS[build] <= processor_features()]
 
 
 def build_info(build: str) -> dict[str, str]:
@@ -152,27 +145,6 @@ def stale_builds() -> list[str]:
         if now["id"] != info["id"] or not library_path(build).is_file():
             stale.append(build)
     return stale
-
-
-@cache
-def processor_features() -> frozenset[str]:
-    """The instruction sets of this machine's processor, in the words of /proc/cpuinfo."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.split(":", 1)[1].split())
-    elif sys.platform == "darwin":
-        names = ["machdep.cpu.features", "machdep.cpu.leaf7_features"]
-        result = subprocess.run(["sysctl", "-n", *names], capture_output=True, text=True)
-        words = frozenset(result.stdout.lower().replace("avx1.0", "avx").split())
-        return words | V3 if "avx2" in words else words
-    elif sys.platform == "win32":
-        import ctypes
-
-        present = ctypes.windll.kernel32.IsProcessorFeaturePresent
-        avx2, avx512f = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_...
-        return V4 if present(avx512f) else V3 if present(avx2) else frozenset()
-    return frozenset()
 
 
 def compile_builds(
