@@ -261,7 +261,7 @@ class SamplingConfig(Section):
     )
     top_p: float = Field(
         default=1.0,
-        gt=0.0,
+        ge=0.001,
         le=1.0,
         description="choose among the likeliest tokens that together have this probability",
     )
