@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
 from posttrainllm.tokenizer import (
     BPETokenizer,
@@ -167,7 +167,7 @@ def test_saved_byte_tokenizer_loads_as_itself(tmp_path: Path) -> None:
 
 
 def test_saved_byte_tokenizer_gives_the_same_ids_in_tokenizers(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = require("tokenizers")
     ByteTokenizer().save(tmp_path)
     other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert other.get_vocab_size() == 256
@@ -178,8 +178,7 @@ def test_saved_byte_tokenizer_gives_the_same_ids_in_tokenizers(tmp_path: Path) -
 
 
 def test_saved_byte_tokenizer_is_read_by_transformers_without_a_word(tmp_path: Path) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed: pip install transformers")
+    require("transformers")
     ByteTokenizer().save(tmp_path, n_ctx=10**6)
     config = {"model_type": "gpt2", "vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -203,7 +202,7 @@ def test_saved_byte_tokenizer_is_read_by_transformers_without_a_word(tmp_path: P
 
 
 def test_bpe_tokenizer_is_loaded_and_streams_bytes(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+    require("tokenizers")
     (tmp_path / "tokenizer.json").write_text(json.dumps(small_bpe()), encoding="utf-8")
     tokenizer = load(tmp_path)
     assert isinstance(tokenizer, BPETokenizer)
@@ -220,7 +219,7 @@ def test_bpe_tokenizer_is_loaded_and_streams_bytes(tmp_path: Path) -> None:
 
 
 def test_bpe_tokenizer_is_saved_unchanged(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+    require("tokenizers")
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -247,7 +246,7 @@ def prefixed(description: dict[str, Any]) -> dict[str, Any]:
 def test_a_tokenizer_with_other_ids_is_not_taken_for_bytes(
     tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], ids: list[int]
 ) -> None:
-    pytest.importorskip("tokenizers")
+    require("tokenizers")
     ByteTokenizer().save(tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(change(json.loads(path.read_text("utf-8")))), encoding="utf-8")
@@ -274,7 +273,7 @@ def test_a_tokenizer_with_other_ids_is_not_taken_for_bytes(
     ],
 )
 def test_load_refuses_what_it_cannot_use(tmp_path: Path, content: bytes, message: str) -> None:
-    pytest.importorskip("tokenizers")
+    require("tokenizers")
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path)

@@ -132,8 +132,13 @@ class BPETokenizer:
         Raises: CheckpointError when it does not parse, or is not byte-level: the tokens of other
         kinds have no bytes that could be joined.
         """
-        import tokenizers
-
+        try:
+            import tokenizers
+        except ImportError:
+            raise CheckpointError(
+                f"this {TOKENIZER_FILE} is BPE, and the tokenizers library is not installed",
+                "pip install tokenizers",
+            ) from None
         try:
             self._bpe = tokenizers.Tokenizer.from_str(description)
         except Exception as error:  # the library raises the bare class
