@@ -31,7 +31,7 @@ from posttrainllm.engines.base import (
     Tensors,
 )
 from posttrainllm.errors import EngineError
-from posttrainllm.machine import available_threads
+from posttrainllm.machine import available_threads, processor_name
 
 try:
     import torch
@@ -292,7 +292,11 @@ def _choose_device(device: Device | None) -> tuple[Device, str]:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu with {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else "mps"
+    if (
+        device.type == "cpu"
+    ):  # with the vector instructions that PyTorch chose, which decide rounding
+        return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
+    return processor_name()
 
 
 def _check(views: Mapping[str, torch.Tensor], values: Tensors) -> None:
