@@ -68,6 +68,14 @@ def test_a_source_that_does_not_compile_is_an_error_that_shows_where(tree):
     assert build.available_builds() == []
 
 
+def test_a_function_that_nobody_defines_is_an_error_of_the_build(tree):
+    sources, _ = tree
+    text = 'int missing_everywhere();\nextern "C" int f() { return missing_everywhere(); }\n'
+    (sources / "caller.cpp").write_text(text)
+    with pytest.raises(EngineError, match="missing_everywhere"):
+        compile_plain(tree)
+
+
 def test_libraries_of_another_target_do_not_stay(tree):
     _, libraries = tree
     libraries.mkdir()

@@ -50,7 +50,13 @@ FLAGS = (
     "-pthread",
     "-shared",
     "-s",
+    "-Wall",
+    "-Wextra",
 )
+
+# A missing symbol is an error of the build and not of the first import, and two builds in one process
+# (the op tests load all of them) never call into each other. The other formats do so by default.
+ELF_FLAGS = ("-fPIC", "-Wl,-z,defs", "-Wl,-Bsymbolic")
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,9 @@ class Target:
 
     def command(self, build: str) -> list[str]:
         """Compiler arguments for one build, without sources and output."""
-        pic = [] if self.suffix == ".dll" else ["-fPIC"]
+        elf = ELF_FLAGS if self.suffix == ".so" else ()
         mcpu = f"-mcpu={self.processors[build]}"
-        return ["cc", "-x", "c++", *FLAGS, *pic, "-target", self.triple, mcpu]
+        return ["cc", "-x", "c++", *FLAGS, *elf, "-target", self.triple, mcpu]
 
 
 @cache
@@ -193,6 +199,8 @@ def compile_builds(
             result = subprocess.run(command, capture_output=True, text=True, env=environment)
             if result.returncode != 0:
                 raise EngineError(f"the '{build}' kernels do not compile", result.stderr.strip())
+            if result.stderr.strip():
+                report(f"{build}: {result.stderr.strip()}")
             info = wanted[build] | {"library_sha256": _hash_file(library)}
             final = _library(destination, build, target)
             final.with_suffix(".json").unlink(missing_ok=True)
