@@ -51,6 +51,7 @@ __all__ = [
     "TrainConfig",
     "changed_settings",
     "from_toml",
+    "given_settings",
     "load_config",
     "replace",
     "schema_json",
@@ -81,15 +82,40 @@ def load_config(
 
     Raises: ConfigError, whatever is wrong.
     """
+    layers = _layers(file, overrides, flags)
+    if preset is not None:
+        layers.insert(0 if file is None else 1, ("from --preset", {"preset": preset}))
+    return _merge(layers)
+
+
+def given_settings(
+    file: str | os.PathLike[str] | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Return only what the sources say, as {"section.key": value}: what a resumed run is asked to change.
+
+    Raises: ConfigError for a name that no setting has.
+    """
+    given: dict[str, object] = {}
+    for origin, layer in _layers(file, overrides, flags):
+        for key, value in layer.items():
+            if key not in SETTINGS and key != "preset":
+                raise unknown_setting(key, f" ({origin})")
+            given[key] = value
+    return given
+
+
+def _layers(
+    file: str | os.PathLike[str] | None, overrides: Iterable[str], flags: Mapping[str, object] | None
+) -> list[tuple[str, dict[str, object]]]:
     layers: list[tuple[str, dict[str, object]]] = []
     if file is not None:
         layers.append((f"from {os.fspath(file)}", _flatten(_read(file), os.fspath(file))))
-    if preset is not None:
-        layers.append(("from --preset", {"preset": preset}))
     layers.append(("from --set", dict(_parse_override(text) for text in overrides)))
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     layers.append(("from a flag", given))
-    return _merge(layers)
+    return layers
 
 
 def from_toml(text: str, source: str = "TOML") -> TrainConfig:

@@ -43,7 +43,14 @@ def instruction_sets() -> list[str]:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return sets
-    flags = next((set(line.split(":", 1)[1].split()) for line in text.splitlines() if line.startswith("flags")), set())
+    flags = next(
+        (
+            set(line.split(":", 1)[1].split())
+            for line in text.splitlines()
+            if line.startswith("flags")
+        ),
+        set(),
+    )
     if {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"} <= flags:
         sets.append("avx2")
         if {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags:

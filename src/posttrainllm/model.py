@@ -13,13 +13,17 @@ adds to on the way back. Source: Radford et al. 2019, https://github.com/openai/
 from __future__ import annotations
 
 from posttrainllm.config import GPTConfig, OptimizerConfig
+from posttrainllm.extent import FIRST, Bound
 from posttrainllm.ops import ADD, BETA, CHUNK, WRITE
 from posttrainllm.optim import update_program
 from posttrainllm.plan import chunk_rows
-from posttrainllm.program import FIRST, Bound, Program, Role
+from posttrainllm.program import Program, Role
 
 ROWS = "B*T"
-THROUGH_LAST = (FIRST, Bound(True, 1))  # layers 0 .. L: the residual stream has one more entry than there are layers
+THROUGH_LAST = (
+    FIRST,
+    Bound(True, 1),
+)  # layers 0 .. L: the residual stream has one more entry than there are layers
 
 
 class _Builder:
@@ -80,7 +84,9 @@ def _parameters(p: Program, config: GPTConfig, *, trains: bool) -> None:
 def _embedding_forward(b: _Builder) -> None:
     out = b.program.buffer("h.{i}.in", ROWS, "C", role=b.kept, layers=THROUGH_LAST)
     b.program.call(
-        "embedding_forward", [out.replace("{i}", "0")], ["tokens", "positions", "wte.weight", "wpe.weight"]
+        "embedding_forward",
+        [out.replace("{i}", "0")],
+        ["tokens", "positions", "wte.weight", "wpe.weight"],
     )
 
 
@@ -91,10 +97,14 @@ def _embedding_backward(b: _Builder) -> None:
         ("wpe.weight", "position_index", BETA),
     ):
         lists = [
-            b.program.buffer(f"{index}.{part}", ROWS, role="input", dtype="i32") for part in ("rows", "starts", "order")
+            b.program.buffer(f"{index}.{part}", ROWS, role="input", dtype="i32")
+            for part in ("rows", "starts", "order")
         ]
         b.program.call(
-            "embedding_backward_weight", [f"grad.{table}"], ["grad.h", *lists, "scalars"], accumulate=accumulate
+            "embedding_backward_weight",
+            [f"grad.{table}"],
+            ["grad.h", *lists, "scalars"],
+            accumulate=accumulate,
         )
 
 
@@ -105,7 +115,10 @@ def _layernorm_forward(b: _Builder, layer: str, x: str, rows: str = ROWS) -> str
         b.keep(f"{layer}.rstd", rows),
     ]
     b.program.call(
-        "layernorm_forward", outputs, [x, f"{layer}.weight", f"{layer}.bias"], eps=b.config.layer_norm_epsilon
+        "layernorm_forward",
+        outputs,
+        [x, f"{layer}.weight", f"{layer}.bias"],
+        eps=b.config.layer_norm_epsilon,
     )
     return outputs[0]
 
@@ -133,8 +146,12 @@ def _linear_forward(b: _Builder, layer: str, out: str, x: str) -> None:
 
 def _linear_backward(b: _Builder, layer: str, dx: str, dout: str, x: str) -> None:
     """out = x W + bias:  dW = x^T dout,  dbias = column sums of dout,  dx = dout W^T."""
-    b.program.call("linear_backward_weight", [f"grad.{layer}.weight"], [x, dout, "scalars"], accumulate=BETA)
-    b.program.call("linear_backward_bias", [f"grad.{layer}.bias"], [dout, "scalars"], accumulate=BETA)
+    b.program.call(
+        "linear_backward_weight", [f"grad.{layer}.weight"], [x, dout, "scalars"], accumulate=BETA
+    )
+    b.program.call(
+        "linear_backward_bias", [f"grad.{layer}.bias"], [dout, "scalars"], accumulate=BETA
+    )
     b.program.call("linear_backward_input", [dx], [dout, f"{layer}.weight"])
 
 
@@ -152,7 +169,9 @@ def _attention_forward(b: _Builder, *, cached: bool = False, appends: bool = Fal
         b.program.call("attention_decode", [out], [qkv, cache, "positions"], n_head="H")
     else:
         b.program.buffer("segment_start", ROWS, role="input", dtype="i32")
-        b.program.call("attention_forward", [out, b.keep(lse, "B", "H", "T")], [qkv, "segment_start"])
+        b.program.call(
+            "attention_forward", [out, b.keep(lse, "B", "H", "T")], [qkv, "segment_start"]
+        )
     proj = b.scratch("h.{i}.attn.proj", ROWS, "C")
     _linear_forward(b, "h.{i}.attn.c_proj", proj, out)
     b.program.call("add_forward", [b.keep("h.{i}.mid", ROWS, "C")], ["h.{i}.in", proj])
@@ -164,7 +183,9 @@ def _attention_backward(b: _Builder) -> None:
     _linear_backward(b, "h.{i}.attn.c_proj", dout, "grad.h", "h.{i}.attn.out")
     dqkv = b.scratch("grad.h.{i}.attn.qkv", ROWS, "3*C")
     b.program.call(
-        "attention_backward", [dqkv], [dout, "h.{i}.attn.qkv", "h.{i}.attn.out", "h.{i}.attn.lse", "segment_start"]
+        "attention_backward",
+        [dqkv],
+        [dout, "h.{i}.attn.qkv", "h.{i}.attn.out", "h.{i}.attn.lse", "segment_start"],
     )
     dnormed = b.scratch("grad.h.{i}.ln_1.out", ROWS, "C")
     _linear_backward(b, "h.{i}.attn.c_attn", dnormed, dqkv, "h.{i}.ln_1.out")
@@ -184,7 +205,10 @@ def _mlp_forward(b: _Builder) -> None:
 
 def _mlp_backward(b: _Builder) -> None:
     """grad.h holds the gradient of h.{i+1}.in, which is that of proj and, by the residual path, part of that of mid."""
-    dact, dfc = b.scratch("grad.h.{i}.mlp.act", ROWS, "F"), b.scratch("grad.h.{i}.mlp.fc", ROWS, "F")
+    dact, dfc = (
+        b.scratch("grad.h.{i}.mlp.act", ROWS, "F"),
+        b.scratch("grad.h.{i}.mlp.fc", ROWS, "F"),
+    )
     _linear_backward(b, "h.{i}.mlp.c_proj", dact, "grad.h", "h.{i}.mlp.act")
     b.program.call("gelu_backward", [dfc], [dact, "h.{i}.mlp.fc"], erf=b.erf)
     dnormed = b.scratch("grad.h.{i}.ln_2.out", ROWS, "C")
@@ -207,7 +231,10 @@ def _head_and_loss(b: _Builder, *, trains: bool) -> None:
         p.call("linear_forward", [logits], [f"{normed}[rows]", b.head, None], transposed=1)
         p.call("cross_entropy_forward", [f"{row_loss}[rows]", lse], [logits, "targets[rows]"])
         if trains:
-            dlogits, dnormed = b.scratch("grad.head.logits", "R", "V"), b.scratch("grad.ln_f.out", ROWS, "C")
+            dlogits, dnormed = (
+                b.scratch("grad.head.logits", "R", "V"),
+                b.scratch("grad.ln_f.out", ROWS, "C"),
+            )
             p.call("cross_entropy_backward", [dlogits], [logits, "targets[rows]", lse, "scalars"])
             p.call(
                 "linear_backward_weight",
@@ -217,7 +244,12 @@ def _head_and_loss(b: _Builder, *, trains: bool) -> None:
                 accumulate=CHUNK,
             )
             p.call("linear_backward_input", [f"{dnormed}[rows]"], [dlogits, b.head], transposed=1)
-    p.call("loss_sum", [p.buffer("loss", "1", role="output")], [row_loss, "scalars"], accumulate=BETA if trains else WRITE)
+    p.call(
+        "loss_sum",
+        [p.buffer("loss", "1", role="output")],
+        [row_loss, "scalars"],
+        accumulate=BETA if trains else WRITE,
+    )
 
 
 # ---- programs -------------------------------------------------------------------------------------------------------------------------
@@ -286,7 +318,10 @@ def _generation_program(name: str, config: GPTConfig, *, cached: bool) -> Progra
     p.call("gather_forward", [b.scratch("last.in", "B", "C")], ["h.{L}.in", "last"])
     normed = _layernorm_forward(b, "ln_f", "last.in", rows="B")
     p.call(
-        "linear_forward", [p.buffer("next_logits", "B", "V", role="output")], [normed, b.head, None], transposed=1
+        "linear_forward",
+        [p.buffer("next_logits", "B", "V", role="output")],
+        [normed, b.head, None],
+        transposed=1,
     )
     return p
 

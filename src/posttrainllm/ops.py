@@ -23,7 +23,16 @@ WRITE, ADD, BETA, CHUNK = 0, 1, 2, 3
 # CHUNK  BETA in the first chunk of a row block and ADD in the others; ``program.expand`` resolves it, no engine ever sees it
 
 #: Slots of the input buffer ``scalars`` (float32): all that changes from step to step without being a tensor.
-SCALARS = ("inv_count", "beta", "lr", "correction1", "correction2", "reserved0", "reserved1", "reserved2")
+SCALARS = (
+    "inv_count",
+    "beta",
+    "lr",
+    "correction1",
+    "correction2",
+    "reserved0",
+    "reserved1",
+    "reserved2",
+)
 
 #: Slots of the buffer ``clip`` that gradient_clip keeps: the global gradient norm, the factor on gradients, the sticky non-finite flag.
 CLIP = ("norm", "scale", "nonfinite", "reserved")
@@ -90,11 +99,15 @@ FAMILY_OF = {
 }
 
 
-def _out(name: str, *shape: str, mode: Mode = "write", transposed: tuple[str, ...] | None = None) -> Operand:
+def _out(
+    name: str, *shape: str, mode: Mode = "write", transposed: tuple[str, ...] | None = None
+) -> Operand:
     return Operand(name, shape, mode, transposed=transposed)
 
 
-def _in(name: str, *shape: str, optional: bool = False, transposed: tuple[str, ...] | None = None) -> Operand:
+def _in(
+    name: str, *shape: str, optional: bool = False, transposed: tuple[str, ...] | None = None
+) -> Operand:
     return Operand(name, shape, optional=optional, transposed=transposed)
 
 
@@ -110,14 +123,25 @@ _TABLE = (
     Op(
         "embedding_forward",
         (_out("out", "N", "C"),),
-        (_ids("tokens", "N"), _ids("positions", "N"), _in("token_table", "V", "C"), _in("position_table", "S", "C")),
+        (
+            _ids("tokens", "N"),
+            _ids("positions", "N"),
+            _in("token_table", "V", "C"),
+            _in("position_table", "S", "C"),
+        ),
         ("N", "C", "V", "S"),
     ),
     # dtable[rows[j]] (+)= sum of dout[order[s]] for s in starts[j] .. starts[j+1]; under WRITE and BETA unused rows become 0
     Op(
         "embedding_backward_weight",
         (_out("dtable", "K", "C", mode="accumulate"),),
-        (_in("dout", "N", "C"), _ids("rows", "N"), _ids("starts", "N"), _ids("order", "N"), _SCALARS),
+        (
+            _in("dout", "N", "C"),
+            _ids("rows", "N"),
+            _ids("starts", "N"),
+            _ids("order", "N"),
+            _SCALARS,
+        ),
         ("N", "C", "K"),
         _ACCUMULATE,
     ),
@@ -132,7 +156,13 @@ _TABLE = (
     Op(
         "layernorm_backward_input",
         (_out("dx", "N", "C", mode="accumulate"),),
-        (_in("dout", "N", "C"), _in("x", "N", "C"), _in("weight", "C"), _in("mean", "N"), _in("rstd", "N")),
+        (
+            _in("dout", "N", "C"),
+            _in("x", "N", "C"),
+            _in("weight", "C"),
+            _in("mean", "N"),
+            _in("rstd", "N"),
+        ),
         ("N", "C"),
         _ACCUMULATE,
     ),
@@ -147,7 +177,11 @@ _TABLE = (
     Op(
         "linear_forward",
         (_out("out", "N", "O"),),
-        (_in("x", "N", "I"), _in("weight", "I", "O", transposed=("O", "I")), _in("bias", "O", optional=True)),
+        (
+            _in("x", "N", "I"),
+            _in("weight", "I", "O", transposed=("O", "I")),
+            _in("bias", "O", optional=True),
+        ),
         ("N", "I", "O"),
         {"transposed": 0.0},
     ),
@@ -174,7 +208,13 @@ _TABLE = (
     ),
     # erf = 0: gelu_new (tanh form, GPT-2's);  erf = 1: gelu
     Op("gelu_forward", (_out("out", "N", "C"),), (_in("x", "N", "C"),), ("N", "C"), {"erf": 0.0}),
-    Op("gelu_backward", (_out("dx", "N", "C"),), (_in("dout", "N", "C"), _in("x", "N", "C")), ("N", "C"), {"erf": 0.0}),
+    Op(
+        "gelu_backward",
+        (_out("dx", "N", "C"),),
+        (_in("dout", "N", "C"), _in("x", "N", "C")),
+        ("N", "C"),
+        {"erf": 0.0},
+    ),
     # causal self-attention over segments: row (b, t) sees s with segment_start[b, t] <= s <= t
     Op(
         "attention_forward",
@@ -209,9 +249,19 @@ _TABLE = (
         ("B", "T", "C", "S"),
         {"n_head": None},
     ),
-    Op("add_forward", (_out("out", "N", "C"),), (_in("a", "N", "C"), _in("b", "N", "C")), ("N", "C")),
+    Op(
+        "add_forward",
+        (_out("out", "N", "C"),),
+        (_in("a", "N", "C"), _in("b", "N", "C")),
+        ("N", "C"),
+    ),
     # out[b] = x[rows[b]]
-    Op("gather_forward", (_out("out", "B", "C"),), (_in("x", "N", "C"), _ids("rows", "B")), ("B", "N", "C")),
+    Op(
+        "gather_forward",
+        (_out("out", "B", "C"),),
+        (_in("x", "N", "C"), _ids("rows", "B")),
+        ("B", "N", "C"),
+    ),
     # lse[n] = log sum_v exp(logits[n, v]);  row_loss[n] = lse[n] - logits[n, targets[n]], 0 where targets[n] < 0
     Op(
         "cross_entropy_forward",
@@ -227,7 +277,13 @@ _TABLE = (
         ("N", "V"),
     ),
     # loss (+)= inv_count * sum_n row_loss[n]
-    Op("loss_sum", (_out("loss", "1", mode="accumulate"),), (_in("row_loss", "N"), _SCALARS), ("N",), _ACCUMULATE),
+    Op(
+        "loss_sum",
+        (_out("loss", "1", mode="accumulate"),),
+        (_in("row_loss", "N"), _SCALARS),
+        ("N",),
+        _ACCUMULATE,
+    ),
     # out = sum_p x[p]^2
     Op("sum_squares", (_out("out", "1"),), (_in("x", "P"),), ("P",)),
     # norm = sqrt(decayed + plain);  scale = clip_norm / norm where norm > clip_norm > 0, else 1;  nonfinite |= norm is not finite
@@ -242,7 +298,11 @@ _TABLE = (
     # param -= lr * (m / correction1 / (sqrt(v / correction2) + eps) + weight_decay * param);  nothing at all where clip.nonfinite
     Op(
         "adamw_step",
-        (_out("param", "P", mode="update"), _out("m", "P", mode="update"), _out("v", "P", mode="update")),
+        (
+            _out("param", "P", mode="update"),
+            _out("m", "P", mode="update"),
+            _out("v", "P", mode="update"),
+        ),
         (_in("grad", "P"), _in("clip", "4"), _SCALARS),
         ("P",),
         {"beta1": None, "beta2": None, "eps": None, "weight_decay": None},

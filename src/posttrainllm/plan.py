@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrainllm.errors import ProgramError
+from posttrainllm.extent import Shape
 from posttrainllm.ops import OPS, Dtype
-from posttrainllm.program import ROWS, Buffer, Program, RowBlock, Shape, Step
+from posttrainllm.program import ROWS, Buffer, Program, RowBlock, Step
 from posttrainllm.validate import sizes_of
 
 ALIGN = 64  # elements of four bytes: 256 bytes, WebGPU's alignment of a binding's offset
@@ -84,7 +85,14 @@ class Plan:
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of parameters, gradients, moments, caches and flags, inputs, outputs and work space."""
-        kinds = {"param": "parameters", "grad": "gradients", "adam": "moments", "state": "state", "in": "inputs", "out": "outputs"}
+        kinds = {
+            "param": "parameters",
+            "grad": "gradients",
+            "adam": "moments",
+            "state": "state",
+            "in": "inputs",
+            "out": "outputs",
+        }
         total = dict.fromkeys([*kinds.values(), "work"], 0)
         for region in self.regions.values():
             total[kinds.get(region.name.split(".")[0], "work")] += region.nbytes
@@ -100,10 +108,18 @@ class Plan:
         program, dims = self.programs[name], {**self.dims[name], **smaller}
         for dim, value in smaller.items():
             if not 0 < value <= self.dims[name][dim]:
-                raise ProgramError(f"program {name}: {dim} = {value} does not fit the plan's {dim} = {self.dims[name][dim]}")
+                raise ProgramError(
+                    f"program {name}: {dim} = {value} does not fit the plan's {dim} = {self.dims[name][dim]}"
+                )
         buffers = program.instances(dims["L"])
         return [
-            _bind_step(step, buffers, self.places[name], dims, f"program {name}, call {index} {step.call.op}")
+            _bind_step(
+                step,
+                buffers,
+                self.places[name],
+                dims,
+                f"program {name}, call {index} {step.call.op}",
+            )
             for index, step in enumerate(program.expand(dims["L"], chunks(program, dims)))
         ]
 
@@ -114,7 +130,9 @@ def chunks(program: Program, dims: Mapping[str, int]) -> int:
         if isinstance(item, RowBlock):
             rows, total = item.rows.bind(dims), item.total.bind(dims)
             if total % rows:
-                raise ProgramError(f"program {program.name}: chunks of {rows} rows do not divide {total} rows")
+                raise ProgramError(
+                    f"program {program.name}: chunks of {rows} rows do not divide {total} rows"
+                )
             return total // rows
     return 1
 
@@ -125,7 +143,11 @@ def chunk_rows(rows: int, n_vocab: int) -> int:
     >>> chunk_rows(1024, 256), chunk_rows(8192, 50257)
     (1024, 128)
     """
-    fitting = [size for size in range(1, rows + 1) if rows % size == 0 and size * n_vocab * 4 <= CHUNK_BYTES] or [1]
+    fitting = [
+        size
+        for size in range(1, rows + 1)
+        if rows % size == 0 and size * n_vocab * 4 <= CHUNK_BYTES
+    ] or [1]
     return max([size for size in fitting if size % ALIGN == 0] or fitting)
 
 
@@ -136,9 +158,16 @@ def make_plan(programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, i
     region is as large as the largest of its users needs), and so is the work space.
     """
     layout, arena_sizes = _layout(programs, dims)
-    sized = {name: {**dims[name], **{f"P_{part}": arena_sizes[part] for part in PARTS}} for name in programs}
+    sized = {
+        name: {**dims[name], **{f"P_{part}": arena_sizes[part] for part in PARTS}}
+        for name in programs
+    }
     plan = Plan(dict(programs), sized, {}, layout)
-    trains = any(buffer.role == "grad" for program in programs.values() for buffer in program.buffers.values())
+    trains = any(
+        buffer.role == "grad"
+        for program in programs.values()
+        for buffer in program.buffers.values()
+    )
     for kind in ARENAS if trains else ("param",):
         for part in PARTS:
             _claim(plan, f"{kind}.{part}", "f32", arena_sizes[part])
@@ -148,7 +177,9 @@ def make_plan(programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, i
         for slot, size in slots.sizes.items():
             _claim(plan, slot, "f32", size)
         plan.places[name] = {
-            buffer.name: slots.places[buffer.name] if buffer.name in slots.places else _place_shared(plan, buffer, sized[name])
+            buffer.name: slots.places[buffer.name]
+            if buffer.name in slots.places
+            else _place_shared(plan, buffer, sized[name])
             for buffer in buffers.values()
             if buffer.role not in ("saved", "scratch") or buffer.name in slots.places
         }
@@ -183,7 +214,9 @@ def _layout(
             if buffer.name in layout:
                 if layout[buffer.name][1].shape != shape:
                     held = layout[buffer.name][1].shape
-                    raise ProgramError(f"parameter {buffer.name!r} is {shape} in program {name} and {held} in another of the set")
+                    raise ProgramError(
+                        f"parameter {buffer.name!r} is {shape} in program {name} and {held} in another of the set"
+                    )
                 continue
             layout[buffer.name] = (part, Place(f"param.{part}", ends[part], shape))
             ends[part] += _aligned(math.prod(shape))
@@ -238,21 +271,35 @@ def _slots(program: Program, buffers: Mapping[str, Buffer], dims: Mapping[str, i
             free_from.append(0)
         free_from[slot] = last + 1
         chosen[name] = slot
-    rank = {slot: place for place, slot in enumerate(sorted(range(len(sizes)), key=lambda slot: (-sizes[slot], slot)))}
+    rank = {
+        slot: place
+        for place, slot in enumerate(
+            sorted(range(len(sizes)), key=lambda slot: (-sizes[slot], slot))
+        )
+    }
     return _Slots(
         {f"work.{rank[slot]}": size for slot, size in enumerate(sizes)},
-        {name: Place(f"work.{rank[slot]}", 0, _numbers(buffers[name].shape, dims)) for name, slot in chosen.items()},
+        {
+            name: Place(f"work.{rank[slot]}", 0, _numbers(buffers[name].shape, dims))
+            for name, slot in chosen.items()
+        },
     )
 
 
 def _bind_step(
-    step: Step, buffers: Mapping[str, Buffer], places: Mapping[str, Place], dims: Mapping[str, int], where: str
+    step: Step,
+    buffers: Mapping[str, Buffer],
+    places: Mapping[str, Place],
+    dims: Mapping[str, int],
+    where: str,
 ) -> BoundCall:
     row = OPS[step.call.op]
 
     def shape_of(operand: str) -> Shape:
         shape = buffers[step.name_of(operand)].shape
-        return (step.rows, *shape[1:]) if step.rows is not None and operand.endswith(ROWS) else shape
+        return (
+            (step.rows, *shape[1:]) if step.rows is not None and operand.endswith(ROWS) else shape
+        )
 
     def place_of(operand: str | None) -> Place | None:
         if operand is None:
@@ -269,5 +316,8 @@ def _bind_step(
         step.call.op,
         tuple(place_of(operand) for operand in step.call.operands),
         tuple(sizes[letter].bind(dims) for letter in row.sizes),
-        tuple(float(dims[value]) if isinstance(value, str) else value for value in step.call.attrs.values()),
+        tuple(
+            float(dims[value]) if isinstance(value, str) else value
+            for value in step.call.attrs.values()
+        ),
     )

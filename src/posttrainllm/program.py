@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from posttrainllm.errors import ProgramError
+from posttrainllm.extent import FIRST, LAST, Bound, Extent, Shape, shape_text
 from posttrainllm.ops import ADD, BETA, CHUNK, OPS, Dtype
 
 FORMAT = 1
@@ -30,80 +31,6 @@ Role = Literal["param", "grad", "moment", "state", "input", "saved", "scratch", 
 # input                filled by the host before a run      output  read by the host after it
 # saved                written once a run, by the forward pass, for the backward pass      scratch  everything else
 Init = Literal["normal", "residual", "zeros", "ones"]
-
-
-@dataclass(frozen=True, order=True)
-class Extent:
-    """One entry of a shape: ``times`` x the product of ``dims``; ``3*C`` is ``Extent(3, ("C",))``."""
-
-    times: int
-    dims: tuple[str, ...] = ()
-
-    @staticmethod
-    def parse(text: str) -> Extent:
-        """Read ``3*C`` or ``B*T``; factors are whole numbers and names of dims."""
-        times, dims = 1, []
-        for factor in text.split("*"):
-            if factor.isdigit():
-                times *= int(factor)
-            elif factor.isidentifier():
-                dims.append(factor)
-            else:
-                raise ProgramError(f"{text!r} is not a whole number times a product of dims")
-        return Extent(times, tuple(sorted(dims)))
-
-    def bind(self, dims: Mapping[str, int]) -> int:
-        """The number under these dims."""
-        value = self.times
-        for dim in self.dims:
-            if dim not in dims:
-                raise ProgramError(f"{self} needs the dim {dim!r}; given are {', '.join(sorted(dims))}")
-            value *= dims[dim]
-        return value
-
-    def divided_by(self, other: Extent) -> Extent | None:
-        """The extent x with other * x = self, or None when there is none."""
-        rest = list(self.dims)
-        for dim in other.dims:
-            if dim not in rest:
-                return None
-            rest.remove(dim)
-        return None if self.times % other.times else Extent(self.times // other.times, tuple(rest))
-
-    def times_extent(self, other: Extent) -> Extent:
-        """The product of two extents."""
-        return Extent(self.times * other.times, tuple(sorted(self.dims + other.dims)))
-
-    def __str__(self) -> str:
-        factors = ([str(self.times)] if self.times != 1 or not self.dims else []) + list(self.dims)
-        return "*".join(factors)
-
-
-ONE = Extent(1)
-Shape = tuple[Extent, ...]
-
-
-def shape_text(shape: Shape) -> str:
-    """(B*T, 3*C), as it stands in error messages and listings."""
-    return f"({', '.join(map(str, shape))})"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The end of a range of layers: an offset, counted from 0 or from L."""
-
-    from_last: bool
-    offset: int
-
-    def bind(self, n_layer: int) -> int:
-        """The layer's number when there are ``n_layer`` of them."""
-        return self.offset + (n_layer if self.from_last else 0)
-
-    def __str__(self) -> str:
-        return f"L{self.offset:+d}" if self.from_last and self.offset else "L" if self.from_last else str(self.offset)
-
-
-FIRST, LAST = Bound(False, 0), Bound(True, 0)
 
 
 @dataclass(frozen=True)
@@ -138,7 +65,10 @@ class Call:
         return self.outputs + self.inputs
 
     def __str__(self) -> str:
-        attrs = "".join(f" {key}={value:g}" if isinstance(value, float) else f" {key}={value}" for key, value in self.attrs.items())
+        attrs = "".join(
+            f" {key}={value:g}" if isinstance(value, float) else f" {key}={value}"
+            for key, value in self.attrs.items()
+        )
         return f"{', '.join(self.outputs)} = {self.op}({', '.join(name or '-' for name in self.inputs)}){attrs}"
 
 
@@ -207,12 +137,18 @@ class Program:
         """Declare a buffer and give its name back. Declaring the same buffer twice is fine, a different one under its name is not."""
         if ("{i}" in name) and layers is None:
             layers = (FIRST, LAST)
-        new = Buffer(name, tuple(Extent.parse(entry) for entry in shape), role, dtype, layers, init, decay)
+        new = Buffer(
+            name, tuple(Extent.parse(entry) for entry in shape), role, dtype, layers, init, decay
+        )
         if self.buffers.setdefault(name, new) != new:
-            raise ProgramError(f"program {self.name}: buffer {name!r} is declared twice, with different shapes or roles")
+            raise ProgramError(
+                f"program {self.name}: buffer {name!r} is declared twice, with different shapes or roles"
+            )
         return name
 
-    def call(self, op: str, outputs: list[str], inputs: list[str | None], **attrs: float | str) -> None:
+    def call(
+        self, op: str, outputs: list[str], inputs: list[str | None], **attrs: float | str
+    ) -> None:
         """Append a call; attributes that are left out take the op table's default."""
         if op not in OPS:
             raise ProgramError(f"program {self.name}: there is no op {op!r}")
@@ -220,7 +156,9 @@ class Program:
         unknown = set(attrs) - set(row.attrs)
         missing = {key for key, default in row.attrs.items() if default is None} - set(attrs)
         if unknown or missing:
-            raise ProgramError(f"program {self.name}: {op} takes {', '.join(row.attrs) or 'no attributes'}, not {', '.join(attrs)}")
+            raise ProgramError(
+                f"program {self.name}: {op} takes {', '.join(row.attrs) or 'no attributes'}, not {', '.join(attrs)}"
+            )
         full: dict[str, float | str] = {}
         for key, default in row.attrs.items():
             value = attrs.get(key, default)
@@ -235,16 +173,20 @@ class Program:
         target.append(Call(op, tuple(outputs), tuple(inputs), full))  # type: ignore[arg-type]
 
     @contextmanager
-    def layers(self, lo: Bound = FIRST, hi: Bound = LAST, *, reverse: bool = False) -> Iterator[None]:
+    def layers(
+        self, lo: Bound = FIRST, hi: Bound = LAST, *, reverse: bool = False
+    ) -> Iterator[None]:
         """Calls made inside are repeated for every layer of [lo, hi)."""
         yield from self._collect(lambda body: LayerBlock(lo, hi, reverse, body))
 
     @contextmanager
     def row_chunks(self, rows: str, total: str) -> Iterator[None]:
         """Calls made inside are repeated for every chunk of ``rows`` rows of ``total``."""
-        yield from self._collect(lambda body: RowBlock(Extent.parse(rows), Extent.parse(total), body))
+        yield from self._collect(
+            lambda body: RowBlock(Extent.parse(rows), Extent.parse(total), body)
+        )
 
-    def _collect(self, make: Any) -> Iterator[None]:
+    def _collect(self, make: Callable[[tuple[Call, ...]], Item]) -> Iterator[None]:
         if self._block is not None:
             raise ProgramError(f"program {self.name}: blocks do not nest")
         self._block = []
@@ -261,7 +203,11 @@ class Program:
         for buffer in self.buffers.values():
             if buffer.layers is None:
                 found[buffer.name] = buffer
-        for i in range(max((buffer.layers[1].bind(n_layer) for buffer in per_layer if buffer.layers), default=0)):
+        for i in range(
+            max(
+                (buffer.layers[1].bind(n_layer) for buffer in per_layer if buffer.layers), default=0
+            )
+        ):
             for buffer in per_layer:
                 assert buffer.layers is not None
                 if buffer.layers[0].bind(n_layer) <= i < buffer.layers[1].bind(n_layer):
@@ -276,24 +222,38 @@ class Program:
             if isinstance(item, Call):
                 steps.append(Step(_call_in_layer(item, n_layer, n_layer)))
             elif isinstance(item, LayerBlock):
-                steps += [Step(_call_in_layer(call, i, n_layer)) for i in item.order(n_layer) for call in item.body]
+                steps += [
+                    Step(_call_in_layer(call, i, n_layer))
+                    for i in item.order(n_layer)
+                    for call in item.body
+                ]
             else:
-                steps += [Step(_call_in_chunk(_call_in_layer(call, 0, n_layer), k), k, item.rows) for k in range(n_chunks) for call in item.body]
+                steps += [
+                    Step(_call_in_chunk(_call_in_layer(call, 0, n_layer), k), k, item.rows)
+                    for k in range(n_chunks)
+                    for call in item.body
+                ]
         return steps
 
     def to_text(self, n_layer: int | None = None) -> str:
         """A listing for people: symbolic with its blocks, or unrolled when ``n_layer`` is given."""
         if n_layer is not None:
-            return "\n".join(f"{index:4d}  {step.call}" for index, step in enumerate(self.expand(n_layer, 1)))
+            return "\n".join(
+                f"{index:4d}  {step.call}" for index, step in enumerate(self.expand(n_layer, 1))
+            )
         lines = [f"program {self.name}"]
         for buffer in self.buffers.values():
-            lines.append(f"  {buffer.role:8s}{buffer.name}  {shape_text(buffer.shape)} {buffer.dtype}")
+            lines.append(
+                f"  {buffer.role:8s}{buffer.name}  {shape_text(buffer.shape)} {buffer.dtype}"
+            )
         for item in self.items:
             if isinstance(item, Call):
                 lines.append(f"  {item}")
                 continue
             if isinstance(item, LayerBlock):
-                lines.append(f"  layers {item.lo} .. {item.hi}{', in reverse' if item.reverse else ''}:")
+                lines.append(
+                    f"  layers {item.lo} .. {item.hi}{', in reverse' if item.reverse else ''}:"
+                )
             else:
                 lines.append(f"  chunks of {item.rows} rows of {item.total}:")
             lines += [f"    {call}" for call in item.body]
@@ -316,13 +276,21 @@ class Program:
         """Read what ``to_json`` wrote. Raises ProgramError for another format version."""
         data = json.loads(text)
         if data.get("format") != FORMAT:
-            raise ProgramError(f"program format {data.get('format')!r} is not {FORMAT}, the one this version reads")
+            raise ProgramError(
+                f"program format {data.get('format')!r} is not {FORMAT}, the one this version reads"
+            )
         program = Program(data["name"])
         for entry in data["buffers"]:
             shape = tuple(Extent(times, tuple(dims)) for times, dims in entry["shape"])
             layers = entry["layers"] and (Bound(*entry["layers"][0]), Bound(*entry["layers"][1]))
             program.buffers[entry["name"]] = Buffer(
-                entry["name"], shape, entry["role"], entry["dtype"], layers, entry["init"], entry["decay"]
+                entry["name"],
+                shape,
+                entry["role"],
+                entry["dtype"],
+                layers,
+                entry["init"],
+                entry["decay"],
             )
         for entry in data["items"]:
             body = tuple(_call_from(call) for call in entry.get("body", ()))
@@ -356,7 +324,9 @@ def _call_in_layer(call: Call, i: int, n_layer: int) -> Call:
 def _call_in_chunk(call: Call, chunk: int) -> Call:
     if call.attrs.get("accumulate") != CHUNK:
         return call
-    return dataclasses.replace(call, attrs={**call.attrs, "accumulate": float(ADD if chunk else BETA)})
+    return dataclasses.replace(
+        call, attrs={**call.attrs, "accumulate": float(ADD if chunk else BETA)}
+    )
 
 
 def _buffer_json(buffer: Buffer) -> dict[str, Any]:
@@ -372,7 +342,12 @@ def _buffer_json(buffer: Buffer) -> dict[str, Any]:
 
 
 def _call_json(call: Call) -> dict[str, Any]:
-    return {"op": call.op, "outputs": list(call.outputs), "inputs": list(call.inputs), "attrs": call.attrs}
+    return {
+        "op": call.op,
+        "outputs": list(call.outputs),
+        "inputs": list(call.inputs),
+        "attrs": call.attrs,
+    }
 
 
 def _call_from(entry: dict[str, Any]) -> Call:
@@ -391,5 +366,3 @@ def _item_json(item: Item) -> dict[str, Any]:
         "total": [item.total.times, list(item.total.dims)],
         "body": body,
     }
-
-

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from posttrainllm.errors import ProgramError
-from posttrainllm.ops import ADD, OPS, Op, Operand
-from posttrainllm.program import ONE, ROWS, Call, Extent, Program, Shape, Step, shape_text
+from posttrainllm.extent import ONE, Extent, Shape, shape_text
+from posttrainllm.ops import ADD, BETA, OPS, WRITE, Op, Operand
+from posttrainllm.program import ROWS, Call, Program, Step
 
 ALWAYS_THERE = ("param", "grad", "moment", "state", "input")
 
 
 def operand_shape(operand: Operand, call: Call) -> tuple[str, ...]:
     """The letters of an operand in this call: a linear layer's weight is turned around under ``transposed=1``."""
-    return operand.transposed if operand.transposed and call.attrs.get("transposed") else operand.shape
+    return (
+        operand.transposed if operand.transposed and call.attrs.get("transposed") else operand.shape
+    )
 
 
 def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[str, Extent]:
@@ -33,12 +36,18 @@ def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[s
     for operand, name in zip(row.operands, call.operands, strict=True):
         if name is None:
             if not operand.optional:
-                raise ProgramError(f"{where}: {operand.name} is missing and {call.op} cannot do without it")
+                raise ProgramError(
+                    f"{where}: {operand.name} is missing and {call.op} cannot do without it"
+                )
             continue
         wanted, got = operand_shape(operand, call), shape_of(name)
         if len(wanted) != len(got):
-            raise ProgramError(f"{where}: {operand.name} {name!r} is {shape_text(got)} but {call.op} takes ({', '.join(wanted)})")
-        waiting += [(Extent.parse(entry), extent, name) for entry, extent in zip(wanted, got, strict=True)]
+            raise ProgramError(
+                f"{where}: {operand.name} {name!r} is {shape_text(got)} but {call.op} takes ({', '.join(wanted)})"
+            )
+        waiting += [
+            (Extent.parse(entry), extent, name) for entry, extent in zip(wanted, got, strict=True)
+        ]
     while waiting:
         later = []
         for pattern, extent, name in waiting:
@@ -55,12 +64,18 @@ def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[s
                 others = sorted({known[letter][1] for letter in pattern.dims if letter in known})
                 raise ProgramError(
                     f"{where}: {name!r} is {shape_text(shape_of(name))} where {pattern} = {left} was wanted"
-                    + (f", as {' and '.join(map(repr, others))} {'say' if len(others) > 1 else 'says'}" if others else "")
+                    + (
+                        f", as {' and '.join(map(repr, others))} {'say' if len(others) > 1 else 'says'}"
+                        if others
+                        else ""
+                    )
                 )
             if unknown:
                 known[unknown[0]] = (rest, name)
         if len(later) == len(waiting):
-            raise ProgramError(f"{where}: the shapes of {call.op} do not determine {', '.join(str(entry[0]) for entry in later)}")
+            raise ProgramError(
+                f"{where}: the shapes of {call.op} do not determine {', '.join(str(entry[0]) for entry in later)}"
+            )
         waiting = later
     return {letter: extent for letter, (extent, _) in known.items()}
 
@@ -69,13 +84,15 @@ def validate(program: Program) -> None:
     """Check every call of a program. Raises ProgramError at the first one that does not hold.
 
     Shapes and dtypes fit the op table; no op reads what it overwrites; nothing is read before it is written; parameters and inputs are
-    never overwritten; a saved buffer is written once; a gradient starts once and is added to after that; no result of work is lost.
+    never overwritten; a saved buffer is written once; a gradient starts once, under BETA, and is added to after that; no result of work
+    is lost. What it cannot see is a term that is missing from a sum: that takes numbers, which the gradient tests have.
     """
     buffers = program.instances(n_layer=2)
     live = _Liveness(program.name)
     for index, step in enumerate(program.expand(n_layer=2, n_chunks=2)):
-        call, row = step.call, OPS[step.call.op]
-        where = f"program {program.name}, call {index} {call.op}"
+        call, where = step.call, f"program {program.name}, call {index} {step.call.op}"
+        _check_form(call, where)
+        row = OPS[call.op]
         for name in (operand for operand in call.operands if operand is not None):
             if step.name_of(name) not in buffers:
                 raise ProgramError(f"{where}: buffer {step.name_of(name)!r} is not declared")
@@ -84,13 +101,17 @@ def validate(program: Program) -> None:
 
         def shape_of(name: str, step: Step = step) -> Shape:
             shape = buffers[step.name_of(name)].shape
-            return (step.rows, *shape[1:]) if step.rows is not None and name.endswith(ROWS) else shape
+            return (
+                (step.rows, *shape[1:]) if step.rows is not None and name.endswith(ROWS) else shape
+            )
 
         sizes_of(call, shape_of, where)
-        for operand, name in zip(row.operands, call.operands, strict=True):
-            if name is not None and buffers[step.name_of(name)].dtype != operand.dtype:
+        for wanted, given in zip(row.operands, call.operands, strict=True):
+            if given is not None and buffers[step.name_of(name)].dtype != operand.dtype:
                 found = buffers[step.name_of(name)].dtype
-                raise ProgramError(f"{where}: {operand.name} {name!r} is {found} but {call.op} takes {operand.dtype}")
+                raise ProgramError(
+                    f"{where}: {operand.name} {name!r} is {found} but {call.op} takes {operand.dtype}"
+                )
         _check_aliases(call, where)
         live.visit(step, row, {name: buffers[name].role for name in buffers}, where)
     live.finish()
@@ -101,7 +122,9 @@ def _check_aliases(call: Call, where: str) -> None:
         raise ProgramError(f"{where}: writes {call.outputs[0]!r} twice")
     for name in call.outputs:
         if name in call.inputs:
-            raise ProgramError(f"{where}: reads and writes {name!r}; give the result a buffer of its own")
+            raise ProgramError(
+                f"{where}: reads and writes {name!r}; give the result a buffer of its own"
+            )
 
 
 class _Liveness:
@@ -119,21 +142,40 @@ class _Liveness:
         for index, (operand, name) in enumerate(zip(row.outputs, call.outputs, strict=True)):
             buffer, chunk = step.name_of(name), step.chunk if name.endswith(ROWS) else None
             role = roles[buffer]
-            adds = operand.mode == "update" or (operand.mode == "accumulate" and call.attrs.get("accumulate") == ADD)
-            if role == "input" or (role in ("param", "moment", "state") and operand.mode != "update"):
+            adds = operand.mode == "update" or (
+                operand.mode == "accumulate" and call.attrs.get("accumulate") == ADD
+            )
+            if role == "input" or (
+                role in ("param", "moment", "state") and operand.mode != "update"
+            ):
                 raise ProgramError(f"{where}: overwrites {name!r}, whose role is {role}")
             if adds:
                 if role == "grad" and buffer not in self.written:
-                    raise ProgramError(f"{where}: adds to {name!r}, which no call of this program has started")
+                    raise ProgramError(
+                        f"{where}: adds to {name!r}, which no call of this program has started"
+                    )
                 self._read(name, step, roles, where)
-            elif buffer in self.written and role in ("grad", "saved") and chunk in self.written[buffer]:
+            elif (
+                buffer in self.written
+                and role in ("grad", "saved")
+                and chunk in self.written[buffer]
+            ):
                 kind = "a gradient is started" if role == "grad" else "saved for the backward pass"
-                raise ProgramError(f"{where}: writes {name!r} again, but {kind} once; what was there is lost")
+                raise ProgramError(
+                    f"{where}: writes {name!r} again, but {kind} once; what was there is lost"
+                )
             elif (buffer, chunk) in self.unread:
-                raise ProgramError(f"{where}: overwrites {name!r}, and nobody has read what {self.unread[buffer, chunk]} wrote there")
+                raise ProgramError(
+                    f"{where}: overwrites {name!r}, and nobody has read what {self.unread[buffer, chunk]} wrote there"
+                )
             self.written.setdefault(buffer, set()).add(chunk)
             if index == 0 and role in ("saved", "scratch"):
                 self.unread[buffer, chunk] = where
+
+    def _holds(self, buffer: str, chunk: int | None) -> bool:
+        """Whether these rows (None: any) have been written."""
+        held = self.written.get(buffer, set())
+        return bool(held) if chunk is None else None in held or chunk in held
 
     def _read(self, operand: str, step: Step, roles: dict[str, str], where: str) -> None:
         buffer, chunk = step.name_of(operand), step.chunk if operand.endswith(ROWS) else None
@@ -141,9 +183,15 @@ class _Liveness:
         whole = None in held or held == {0, 1}
         if roles[buffer] not in ALWAYS_THERE and not whole and (chunk is None or chunk not in held):
             raise ProgramError(f"{where}: reads {operand!r} before anything has written it")
-        for key in [key for key in self.unread if key[0] == buffer and (chunk is None or key[1] in (None, chunk))]:
+        for key in [
+            key
+            for key in self.unread
+            if key[0] == buffer and (chunk is None or key[1] in (None, chunk))
+        ]:
             del self.unread[key]
 
     def finish(self) -> None:
         for (buffer, _), where in self.unread.items():
-            raise ProgramError(f"{where}: writes {buffer!r}, and no call of program {self.program} ever reads it")
+            raise ProgramError(
+                f"{where}: writes {buffer!r}, and no call of program {self.program} ever reads it"
+            )

@@ -135,13 +135,15 @@ class ProgramEngine(ABC):
 
     name: str
 
-    def __init__(self, programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self, programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, int]]
+    ) -> None:
         """Plan the programs; the subclass takes the memory."""
         self.plan: Plan = make_plan(programs, dims)
         self._prepared: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._results: list[StepResult] = []
         self._positions = np.zeros(0, np.int32)
-        self._scalars = np.zeros(len(SCALARS), np.float32)
+        self._scalars = np.zeros(len(SCALARS), np.float64)  # rounded where the engine keeps float32
 
     # ---- what a subclass brings ---------------------------------------------------------------------------------------------------
 
@@ -194,12 +196,17 @@ class ProgramEngine(ABC):
     def _set_batch(self, program: str, batch: Batch) -> None:
         planned = self.plan.dims[program]
         if batch.tokens.shape != (planned["B"], planned["T"]):
-            raise EngineError(f"a batch of {batch.tokens.shape} does not fit the planned ({planned['B']}, {planned['T']})")
+            raise EngineError(
+                f"a batch of {batch.tokens.shape} does not fit the planned ({planned['B']}, {planned['T']})"
+            )
         self._set_tokens(program, batch.tokens, np.arange(planned["T"], dtype=np.int32))
         self._input(program, "targets", batch.targets.ravel())
         if program == "gradients":
             positions = np.tile(np.arange(planned["T"], dtype=np.int32), planned["B"])
-            for index, ids in (("token_index", batch.tokens.ravel()), ("position_index", positions)):
+            for index, ids in (
+                ("token_index", batch.tokens.ravel()),
+                ("position_index", positions),
+            ):
                 for part, values in zip(("rows", "starts", "order"), token_index(ids), strict=True):
                     self._input(program, f"{index}.{part}", values)
 
@@ -207,7 +214,9 @@ class ProgramEngine(ABC):
         """Tokens (B, T) at positions (T,) or (B, T); every row is one segment."""
         vocabulary = self.plan.dims[program]["V"]
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            raise EngineError(f"token ids must lie in 0 .. {vocabulary - 1}, got {int(tokens.min())} .. {int(tokens.max())}")
+            raise EngineError(
+                f"token ids must lie in 0 .. {vocabulary - 1}, got {int(tokens.min())} .. {int(tokens.max())}"
+            )
         self._input(program, "tokens", tokens.ravel())
         self._input(program, "positions", np.broadcast_to(positions, tokens.shape).ravel())
         self._input(program, "segment_start", np.zeros(tokens.size, np.int32))
@@ -230,7 +239,9 @@ class ProgramEngine(ABC):
                 continue
             if set(tensors) != set(self.plan.layout):
                 odd = sorted(set(tensors) ^ set(self.plan.layout))
-                raise EngineError(f"{kind} tensors do not fit the model: {odd[0]!r} is missing or unexpected")
+                raise EngineError(
+                    f"{kind} tensors do not fit the model: {odd[0]!r} is missing or unexpected"
+                )
             for name, values in tensors.items():
                 place = self.plan.tensor(kind, name)
                 if values.shape != place.shape:
@@ -243,7 +254,10 @@ class ProgramEngine(ABC):
     def _tensors(self, kind: str) -> dict[str, F32]:
         if f"{kind}.decayed" not in self.plan.regions:
             return {}
-        return {name: self.read(self.plan.tensor(kind, name)).astype(np.float32) for name in self.plan.layout}
+        return {
+            name: self.read(self.plan.tensor(kind, name)).astype(np.float32)
+            for name in self.plan.layout
+        }
 
     def state(self) -> State:
         """See ``Engine.state``."""
@@ -262,7 +276,9 @@ class ProgramEngine(ABC):
 
     def update(self, scalars: StepScalars) -> None:
         """See ``Engine.update``."""
-        self._set_scalars(lr=scalars.lr, correction1=scalars.correction1, correction2=scalars.correction2)
+        self._set_scalars(
+            lr=scalars.lr, correction1=scalars.correction1, correction2=scalars.correction2
+        )
         self.run_program("update")
         clip = self.read(Place("state.clip", 0, (len(CLIP),)))
         loss = float(self.read(Place("out.loss", 0, (1,)))[0])
@@ -291,9 +307,13 @@ class ProgramEngine(ABC):
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
         """See ``Engine.prefill``."""
         batch, time = tokens.shape
-        self._positions = np.full(batch, time, np.int32) if lengths is None else lengths.astype(np.int32)
+        self._positions = (
+            np.full(batch, time, np.int32) if lengths is None else lengths.astype(np.int32)
+        )
         self._set_tokens("prefill", tokens, np.arange(time, dtype=np.int32))
-        self._input("prefill", "last", np.arange(batch, dtype=np.int32) * time + self._positions - 1)
+        self._input(
+            "prefill", "last", np.arange(batch, dtype=np.int32) * time + self._positions - 1
+        )
         self.run_program("prefill", B=batch, T=time)
         return self.read(Place("out.next_logits", 0, (batch, self.plan.dims["prefill"]["V"])))
 
@@ -302,7 +322,9 @@ class ProgramEngine(ABC):
         batch = len(tokens)
         capacity = self.plan.dims["decode"]["S"]
         if len(self._positions) != batch or int(self._positions.max()) >= capacity:
-            raise EngineError(f"decode needs a prefill of {batch} prompts and room in the cache of {capacity} tokens")
+            raise EngineError(
+                f"decode needs a prefill of {batch} prompts and room in the cache of {capacity} tokens"
+            )
         self._set_tokens("decode", tokens.reshape(batch, 1), self._positions.reshape(batch, 1))
         self._input("decode", "last", np.arange(batch, dtype=np.int32))
         self.run_program("decode", B=batch)

@@ -23,7 +23,14 @@ from posttrainllm.program import Program
 
 ABSENT = 2**64 - 1  # the offset of an optional operand that was left out
 CALL = np.dtype(
-    [("op", "<u4"), ("pad", "<u4"), ("buf", "<u8", 10), ("size", "<i8", 8), ("attr", "<f8", 8), ("reserved", "<u8", 5)]
+    [
+        ("op", "<u4"),
+        ("pad", "<u4"),
+        ("buf", "<u8", 10),
+        ("size", "<i8", 8),
+        ("attr", "<f8", 8),
+        ("reserved", "<u8", 5),
+    ]
 )
 NUMBER = {name: number for number, name in enumerate(OPS)}
 PAGE = 4096
@@ -35,7 +42,9 @@ def call_table(calls: list[BoundCall], base: Mapping[str, int]) -> NDArray[Any]:
     for record, call in zip(table, calls, strict=True):
         record["op"] = NUMBER[call.op]
         for index, place in enumerate(call.operands):
-            record["buf"][index] = ABSENT if place is None else base[place.region] + 4 * place.offset
+            record["buf"][index] = (
+                ABSENT if place is None else base[place.region] + 4 * place.offset
+            )
         record["size"][: len(call.sizes)] = call.sizes
         record["attr"][: len(call.attrs)] = call.attrs
     return table
@@ -46,12 +55,17 @@ def choose_build(wanted: str = "") -> str:
 
     Raises: EngineError when it was not built or the processor lacks its instructions.
     """
-    built, runnable = available_builds(), [name for name in available_builds() if name in instruction_sets()]
+    built, runnable = (
+        available_builds(),
+        [name for name in available_builds() if name in instruction_sets()],
+    )
     if not built:
         raise EngineError("the C++ kernels are not built", "run: make kernels")
     if wanted and wanted not in runnable:
         why = "this processor lacks its instructions" if wanted in built else "it was not built"
-        raise EngineError(f"cpp build {wanted!r} cannot run: {why}; there are {', '.join(runnable)}")
+        raise EngineError(
+            f"cpp build {wanted!r} cannot run: {why}; there are {', '.join(runnable)}"
+        )
     return wanted or runnable[-1]
 
 
@@ -71,10 +85,14 @@ def load_library(build: str) -> ctypes.CDLL:
     library.posttrain_op_count.restype = ctypes.c_uint32
     library.posttrain_op_name.restype = ctypes.c_char_p
     library.posttrain_op_name.argtypes = [ctypes.c_uint32]
-    names = [library.posttrain_op_name(number).decode() for number in range(library.posttrain_op_count())]
+    names = [
+        library.posttrain_op_name(number).decode() for number in range(library.posttrain_op_count())
+    ]
     if names != list(OPS):
         odd = sorted(set(names) ^ set(OPS)) or ["their order"]
-        raise EngineError(f"the C++ kernels do not fit this version: {odd[0]} differs", "run: make kernels")
+        raise EngineError(
+            f"the C++ kernels do not fit this version: {odd[0]} differs", "run: make kernels"
+        )
     return library
 
 
@@ -117,12 +135,19 @@ class CppEngine(ProgramEngine):
             self._memory = aligned_memory(self._workspace + workspace)
         except MemoryError as error:
             need = (self._workspace + workspace) / 2**30
-            raise EngineError(f"this run needs {need:.1f} GiB of memory, more than there is") from error
+            raise EngineError(
+                f"this run needs {need:.1f} GiB of memory, more than there is"
+            ) from error
 
     @property
     def info(self) -> dict[str, str | int]:
         """Build, its id and the threads in use."""
-        return {"engine": self.name, "build": self.build, "build_id": build_id(self.build), "threads": self.threads}
+        return {
+            "engine": self.name,
+            "build": self.build,
+            "build_id": build_id(self.build),
+            "threads": self.threads,
+        }
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +175,11 @@ class CppEngine(ProgramEngine):
     def run(self, prepared: NDArray[Any]) -> None:
         """Run the table with one call."""
         failed = self._library.posttrain_run(
-            self._memory.ctypes.data, prepared.ctypes.data, len(prepared), self._workspace, self.threads
+            self._memory.ctypes.data,
+            prepared.ctypes.data,
+            len(prepared),
+            self._workspace,
+            self.threads,
         )
         if failed:
             raise EngineError(f"the C++ driver refused call {failed - 1} of {len(prepared)}")

@@ -36,13 +36,22 @@ def _scalar(scalars: Array, name: str) -> float:
 # ---- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
-def embedding_forward(out: Array, tokens: Array, positions: Array, token_table: Array, position_table: Array) -> None:
+def embedding_forward(
+    out: Array, tokens: Array, positions: Array, token_table: Array, position_table: Array
+) -> None:
     """out[n] = token_table[tokens[n]] + position_table[positions[n]]."""
     out[...] = token_table[tokens] + position_table[positions]
 
 
 def embedding_backward_weight(
-    dtable: Array, dout: Array, rows: Array, starts: Array, order: Array, scalars: Array, *, accumulate: float
+    dtable: Array,
+    dout: Array,
+    rows: Array,
+    starts: Array,
+    order: Array,
+    scalars: Array,
+    *,
+    accumulate: float,
 ) -> None:
     """dtable[rows[j]] (+)= sum of dout[order[s]] for s in starts[j] .. starts[j+1]; rows that nobody used get nothing."""
     new = np.zeros_like(dtable)
@@ -100,14 +109,18 @@ def layernorm_backward_weight(
 # ---- linear ---------------------------------------------------------------------------------------------------------------------------
 
 
-def linear_forward(out: Array, x: Array, weight: Array, bias: Array | None, *, transposed: float) -> None:
+def linear_forward(
+    out: Array, x: Array, weight: Array, bias: Array | None, *, transposed: float
+) -> None:
     """out = x W + bias; with ``transposed`` W is stored as (O, I)."""
     out[...] = x @ (weight.T if transposed else weight)
     if bias is not None:
         out += bias
 
 
-def linear_backward_input(dx: Array, dout: Array, weight: Array, *, transposed: float, accumulate: float) -> None:
+def linear_backward_input(
+    dx: Array, dout: Array, weight: Array, *, transposed: float, accumulate: float
+) -> None:
     """dx (+)= dout W^T."""
     _put(dx, dout @ (weight if transposed else weight.T), accumulate)
 
@@ -142,7 +155,9 @@ def gelu_forward(out: Array, x: Array, *, erf: float) -> None:
 def gelu_backward(dx: Array, dout: Array, x: Array, *, erf: float) -> None:
     """dx = dout d gelu(x) / dx."""
     if erf:
-        slope = 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        slope = 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-0.5 * x * x) / math.sqrt(
+            2 * math.pi
+        )
     else:
         t = np.tanh(GELU_SCALE * (x + GELU_CUBIC * x**3))
         slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x)
@@ -206,7 +221,9 @@ def attention_append(cache: Array, qkv: Array, positions: Array) -> None:
         cache[1, b, positions[rows]] = qkv[rows, 2 * width :]
 
 
-def attention_decode(out: Array, qkv: Array, cache: Array, positions: Array, *, n_head: float) -> None:
+def attention_decode(
+    out: Array, qkv: Array, cache: Array, positions: Array, *, n_head: float
+) -> None:
     """Row (b, t) attends to the positions 0 .. positions[b, t] of the cache."""
     _, batch, _, width = cache.shape
     size = width // int(n_head)
@@ -244,7 +261,9 @@ def cross_entropy_forward(row_loss: Array, lse: Array, logits: Array, targets: A
     row_loss[...] = np.where(targets >= 0, lse - picked, 0)
 
 
-def cross_entropy_backward(dlogits: Array, logits: Array, targets: Array, lse: Array, scalars: Array) -> None:
+def cross_entropy_backward(
+    dlogits: Array, logits: Array, targets: Array, lse: Array, scalars: Array
+) -> None:
     """dlogits = inv_count (softmax(logits) - onehot(targets)), 0 where targets[n] < 0."""
     new = np.exp(logits - lse[:, None])
     new[np.arange(len(targets)), np.maximum(targets, 0)] -= 1
@@ -253,7 +272,12 @@ def cross_entropy_backward(dlogits: Array, logits: Array, targets: Array, lse: A
 
 def loss_sum(loss: Array, row_loss: Array, scalars: Array, *, accumulate: float) -> None:
     """loss (+)= inv_count sum_n row_loss[n]."""
-    _put(loss, row_loss.sum(keepdims=True) * _scalar(scalars, "inv_count"), accumulate, _scalar(scalars, "beta"))
+    _put(
+        loss,
+        row_loss.sum(keepdims=True) * _scalar(scalars, "inv_count"),
+        accumulate,
+        _scalar(scalars, "beta"),
+    )
 
 
 # ---- optimizer ------------------------------------------------------------------------------------------------------------------------
@@ -295,7 +319,9 @@ def adamw_step(
     v[...] = number(beta2) * v + number(1 - beta2) * g * g
     mhat = m / number(_scalar(scalars, "correction1"))
     vhat = v / number(_scalar(scalars, "correction2"))
-    param -= number(_scalar(scalars, "lr")) * (mhat / (np.sqrt(vhat) + number(eps)) + number(weight_decay) * param)
+    param -= number(_scalar(scalars, "lr")) * (
+        mhat / (np.sqrt(vhat) + number(eps)) + number(weight_decay) * param
+    )
 
 
 NUMPY_OPS: dict[str, Callable[..., None]] = {

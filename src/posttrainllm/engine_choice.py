@@ -1,0 +1,90 @@
+"""From a configuration to an engine: who may run here, with which programs, from which weights.
+
+What this is: the one place that knows all engines by name and hands them the model's programs. Engines are imported when they are chosen,
+so that nobody needs what they do not use.
+What this is not: an engine, or the model. Read next: ``trainer.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrainllm.config import EngineConfig, GPTConfig, TrainConfig
+from posttrainllm.control import initial_values
+from posttrainllm.engines.base import Engine
+from posttrainllm.errors import EngineError
+from posttrainllm.model import gradients_program, inference_programs, training_programs
+
+BUILT = ("cpp", "numpy", "torch")
+
+
+def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.float32) -> Engine:
+    """The engine of a configuration, set up for training; ``load`` gives it weights.
+
+    ``dtype`` float64 is for proofs and exists on numpy and torch. Raises: EngineError when it cannot run here.
+    """
+    name = resolve(config.engine)
+    if name == "torch":
+        from posttrainllm.torch_engine import TorchEngine
+
+        return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
+    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
+    return _program_engine(name, config.engine, programs, dims, dtype)
+
+
+def inference_engine(
+    model: GPTConfig,
+    engine: EngineConfig,
+    *,
+    batch: int = 1,
+    dtype: type[np.floating[Any]] = np.float32,
+) -> Engine:
+    """An engine for generating and evaluating ``batch`` rows at a time, without gradients and moments."""
+    name = resolve(engine)
+    if name == "torch":
+        from posttrainllm.torch_engine import TorchEngine
+
+        return TorchEngine.for_inference(
+            model, engine, dtype="float64" if dtype is np.float64 else "float32"
+        )
+    programs, dims = inference_programs(model, batch)
+    return _program_engine(name, engine, programs, dims, dtype)
+
+
+def resolve(engine: EngineConfig) -> str:
+    """The engine's name, ``auto`` decided. Raises: EngineError for one that this version does not have."""
+    name = "cpp" if engine.name == "auto" else engine.name
+    if name not in BUILT:
+        raise EngineError(
+            f"engine {name!r} is not part of this version", f"there are {', '.join(BUILT)}"
+        )
+    return name
+
+
+def initial_parameters(model: GPTConfig, seed: int) -> dict[str, NDArray[np.float32]]:
+    """First values of every parameter by name: a function of the seed, the name and the element's index alone."""
+    program = gradients_program(model)
+    numbers = {"C": model.n_embd, "F": model.inner, "V": model.n_vocab, "S": model.n_ctx}
+    values = {}
+    for buffer in program.instances(model.n_layer).values():
+        if buffer.role == "param" and buffer.init is not None:
+            shape = tuple(extent.bind(numbers) for extent in buffer.shape)
+            count = int(np.prod(shape))
+            drawn = initial_values(seed, buffer.name, count, buffer.init, n_layer=model.n_layer)
+            values[buffer.name] = drawn.reshape(shape)
+    return values
+
+
+def _program_engine(
+    name: str, engine: EngineConfig, programs: Any, dims: Any, dtype: type[np.floating[Any]]
+) -> Engine:
+    if name == "numpy":
+        from posttrainllm.engines.numpy_engine import NumpyEngine
+
+        return NumpyEngine(programs, dims, dtype=dtype)
+    from posttrainllm.engines.cpp_engine import CppEngine
+
+    return CppEngine(programs, dims, threads=engine.threads, build=engine.cpp_build)

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+
+class StopSignals:
+    """While this context is open, the first signal sets ``requested`` and the second raises KeyboardInterrupt.
+
+    Outside the main thread (a notebook's worker, a test) signals stay as they are, and ``requested`` can be set by hand.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is asked for yet."""
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not past a signal."""
+        end = time.monotonic() + seconds
+        while not self.requested and time.monotonic() < end:
+            time.sleep(min(0.05, seconds))

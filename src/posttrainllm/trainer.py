@@ -1,0 +1,330 @@
+"""The training loop: one, over any engine.
+
+What this is: schedule, batches, accumulation, evaluation, samples, checkpoints, stopping. All it knows of the outside is an ``Observer``
+that is told what happened.
+What this is not: arithmetic (``engines/``), the choice of data and weights (``control.py``), or printing (``cli``).
+
+Step s is a function of (configuration, seed, s) and of the state before it. A resumed run therefore computes what an undisturbed one
+would have computed, bit for bit on the same engine and build.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from posttrainllm.checkpoint import Checkpoint
+from posttrainllm.checkpoint_folder import check_space
+from posttrainllm.config import TrainConfig
+from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
+from posttrainllm.corpus import Corpus
+from posttrainllm.counting import CountingLine
+from posttrainllm.counting import lines as counting_lines
+from posttrainllm.engine_choice import initial_parameters, training_engine
+from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
+from posttrainllm.errors import NonFiniteError
+from posttrainllm.evaluate import evaluate
+from posttrainllm.generate import write_tokens
+from posttrainllm.journal import Journal
+from posttrainllm.observer import Observer, Outcome, Record, Silent, Start
+from posttrainllm.runs import Run
+from posttrainllm.stopping import StopSignals
+from posttrainllm.tokenizer import Tokenizer
+from posttrainllm.trainer_state import CorpusIdentity, TrainerState
+from posttrainllm.writing import Verdict, verdict
+
+
+def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator[Batch]:
+    """The micro-batches of a step; together they hold the same rows however the step is cut."""
+    size, n_ctx = config.data.batch_size, config.model.n_ctx
+    rows = size * config.data.accumulation
+    offsets = batch_offsets(config.training.seed, step, rows, 0, corpus.positions(n_ctx))
+    for start in range(0, rows, size):
+        yield Batch(*corpus.windows(offsets[start : start + size], n_ctx))
+
+
+def train_step(engine: Engine, corpus: Corpus, config: TrainConfig, step: int) -> float:
+    """One optimizer step; its result comes from ``engine.results()``. Returns the learning rate."""
+    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    for index, batch in enumerate(training_batches(corpus, config, step)):
+        engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
+    schedule, optimizer = config.schedule, config.optimizer
+    lr = learning_rate(
+        step,
+        config.training.steps,
+        schedule.kind,
+        schedule.learning_rate,
+        schedule.warmup_steps,
+        schedule.final_ratio,
+        schedule.decay_fraction,
+    )
+    engine.update(StepScalars(lr, *bias_corrections(step, optimizer.beta1, optimizer.beta2)))
+    return lr
+
+
+@dataclass
+class Trainer:
+    """One run from its first step, or from a checkpoint, to its end."""
+
+    config: TrainConfig
+    corpus: Corpus
+    tokenizer: Tokenizer
+    run: Run
+    observer: Observer = field(default_factory=Silent)
+    resumed: Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before memory is taken."""
+        self.corpus.check(self.config.model.n_ctx)
+        self.step = 0
+        self.losses: list[float] = []
+        self.best: float | None = None
+        self._elapsed_before = 0.0
+        self._val_loss: float | None = None
+        if self.resumed is not None and self.resumed.state is not None:
+            self.step = self.resumed.state.step
+            self.best = self.resumed.state.best_val_loss
+            self._elapsed_before = self.resumed.state.elapsed_s
+
+    def train(self) -> Outcome:
+        """Train to the last step, or until the user stops it; either way the state is saved."""
+        config, loop = self.config, self.config.training
+        saves = 1 + (loop.steps // loop.checkpoint_every if loop.checkpoint_every else 0)
+        check_space(
+            self.run.checkpoints,
+            config.model,
+            saves=saves,
+            keep=loop.keep_checkpoints,
+            keep_best=True,
+        )
+        self.engine = training_engine(config)
+        self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)
+        try:
+            if self.resumed is None:
+                self.engine.load(initial_parameters(config.model, loop.seed))
+            else:
+                moments = self.resumed.moments or {}
+                m, v = (
+                    {
+                        name.removeprefix(kind): values
+                        for name, values in moments.items()
+                        if name.startswith(kind)
+                    }
+                    for kind in ("adam.m.", "adam.v.")
+                )
+                self.engine.load(self.resumed.params, m or None, v or None)
+            with StopSignals() as stop:
+                return self._train(stop)
+        finally:
+            self.journal.close()
+            self.engine.close()
+
+    def _train(self, stop: StopSignals) -> Outcome:
+        self.observer.started(self._start())
+        loop = self.config.training
+        self._began = time.monotonic()
+        self._aside = self._aside_logged = 0.0
+        self._logged_at, self._logged_step = self._began, self.step
+        pending: deque[tuple[int, float]] = deque()
+        while self.step < loop.steps and not stop.requested:
+            self.step += 1
+            pending.append(
+                (self.step, train_step(self.engine, self.corpus, self.config, self.step))
+            )
+            last = self.step == loop.steps
+            due = last or self.step % loop.log_every == 0 or self._due(loop.eval_every)
+            for result in self.engine.results():
+                self._check(pending[0][0], result)
+                self.losses.append(result.loss)
+                step, lr = pending.popleft()
+                if due and step == self.step:
+                    self._log(result, lr, last)
+            if self._due(loop.sample_every) or last:
+                self._set_aside(self._sample)
+            if self._due(loop.checkpoint_every) and not last:
+                self._set_aside(self._save)
+        finished = self.step >= loop.steps
+        folder = self.journal.last_checkpoint(self.engine, self._state, stop)
+        self.observer.saved(self.step, folder)
+        judged = self._verdict() if finished else None
+        outcome = Outcome(
+            self.run.path, finished, self.step, self.losses, self._val_loss, judged, folder
+        )
+        self.observer.ended(outcome)
+        return outcome
+
+    # ---- before the first step ----------------------------------------------------------------
+
+    def _start(self) -> Start:
+        config = self.config
+        return Start(
+            run=self.run.path,
+            config=config,
+            corpus=self.corpus,
+            engine=self.engine.info,
+            parameters=config.model.parameters(),
+            nbytes=self.engine.nbytes,
+            tokens_per_step=config.data.batch_size * config.data.accumulation * config.model.n_ctx,
+            first_step=self.step + 1,
+            counting=self.counting(),
+            seconds_per_step=self._probe(),
+        )
+
+    def counting(self) -> list[CountingLine]:
+        """What counting reaches on this split, computed once."""
+        if not hasattr(self, "_counting"):
+            tokens = self.corpus.val
+            self._counting = (
+                counting_lines(self.corpus.train, tokens, self.config.model.n_vocab)
+                if len(tokens) > 1
+                else []
+            )
+        return self._counting
+
+    def _probe(self) -> float:
+        """Seconds a step, from gradients of the next batch that are then thrown away: they change no state."""
+        step = min(self.step + 1, self.config.training.steps)
+        times: list[float] = []
+        for _ in range(3):
+            began = time.perf_counter()
+            for index, batch in enumerate(training_batches(self.corpus, self.config, step)):
+                self.engine.gradients(batch, inv_count=1.0, first=index == 0)
+            times.append(time.perf_counter() - began)
+            if sum(times) > 0.5:
+                break
+        return statistics.median(times[1:] or times)
+
+    # ---- along the way ------------------------------------------------------------------------
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _set_aside(self, action: Callable[[], None]) -> None:
+        """Run something that is not training, and keep its time out of tokens per second."""
+        began = time.monotonic()
+        action()
+        self._aside += time.monotonic() - began
+
+    def _check(self, step: int, result: StepResult) -> None:
+        """Stop at the first loss or gradient that is not a number. The update left it out of the weights already."""
+        if result.finite:
+            return
+        odd = [
+            name
+            for name, values in self.engine.gradient_tensors().items()
+            if not np.isfinite(values).all()
+        ]
+        first = f"; the first tensor with one is grad.{odd[0]}" if odd else ""
+        kept = (
+            f"the last good checkpoint is {self.journal.saved}"
+            if self.journal.saved
+            else "no checkpoint was written yet"
+        )
+        raise NonFiniteError(
+            f"step {step}: a loss or gradient is not a finite number{first}",
+            f"{kept}; try a lower --learning-rate (it is {self.config.schedule.learning_rate:g}) or a longer warm-up",
+        )
+
+    def _log(self, result: StepResult, lr: float, last: bool) -> None:
+        now = time.monotonic()
+        seconds = (now - self._logged_at) - (self._aside - self._aside_logged)
+        steps = self.step - self._logged_step
+        self._logged_at, self._logged_step, self._aside_logged = now, self.step, self._aside
+        rows = self.config.data.batch_size * self.config.data.accumulation
+        speed = steps * rows * self.config.model.n_ctx / max(seconds, 1e-9)
+        self._val_loss = None
+        if (last or self._due(self.config.training.eval_every)) and len(self.corpus.val):
+            self._set_aside(lambda: self._evaluate(last))
+        record = Record(
+            self.step, result.loss, self._val_loss, lr, result.grad_norm, speed, self._elapsed()
+        )
+        self.journal.append("metrics", asdict(record))
+        self.observer.stepped(record)
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + time.monotonic() - self._began
+
+    def _evaluate(self, last: bool) -> None:
+        loop, n_ctx = self.config.training, self.config.model.n_ctx
+        windows = loop.final_windows if last else loop.eval_windows
+        found = evaluate(
+            self.engine,
+            self.corpus,
+            n_ctx=n_ctx,
+            batch=self.config.data.batch_size,
+            windows=windows,
+        )
+        self._val_loss = found.loss
+        self.best = found.loss if self.best is None else min(self.best, found.loss)
+
+    def _prompt(self) -> list[int]:
+        """Tokens that samples go on from: the setting, else the beginning of a line of the validation text."""
+        given = self.config.training.sample_prompt
+        if given:
+            return [int(token) for token in self.tokenizer.encode(given)]
+        text = self.corpus.val if len(self.corpus.val) else self.corpus.train
+        return [int(token) for token in text[: max(1, self.config.model.n_ctx // 4)]]
+
+    def _write(self, seed: int) -> list[int]:
+        loop, n_ctx = self.config.training, self.config.model.n_ctx
+        written = write_tokens(
+            self.engine,
+            n_ctx,
+            self._prompt(),
+            self.config.sampling,
+            seed=seed,
+            max_tokens=loop.sample_tokens,
+        )
+        return [token.token for token in written]
+
+    def _sample(self) -> None:
+        if not self.config.training.sample_tokens:
+            return
+        prompt = self.tokenizer.decode(self._prompt())
+        text = self.tokenizer.decode(self._write(self.config.training.seed + self.step))
+        self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
+        self.observer.sampled(self.step, prompt, text)
+
+    # ---- saving and judging -------------------------------------------------------------------
+
+    def _state(self, corpus: CorpusIdentity, tokenizer: str) -> TrainerState:
+        info = self.engine.info
+        return TrainerState(
+            step=self.step,
+            seed=self.config.training.seed,
+            engine=self.engine.name,
+            engine_info=dict(info),
+            threads=int(info.get("threads", 1)),
+            corpus=corpus,
+            tokenizer=tokenizer,
+            val_loss=self._val_loss,
+            best_val_loss=self.best,
+            elapsed_s=self._elapsed(),
+            config=self.config,
+        )
+
+    def _save(self) -> None:
+        folder = self.journal.checkpoint_or_notice(self.engine, self._state)
+        if folder is not None:
+            self.observer.saved(self.step, folder)
+
+    def _verdict(self) -> Verdict | None:
+        count = self.config.training.verdict_samples
+        if not count or not self.config.training.sample_tokens or self._val_loss is None:
+            return None
+        texts = [
+            self.tokenizer.decode(self._write(self.config.training.seed + 1000 + index))
+            for index in range(count)
+        ]
+        return verdict(
+            texts=texts,
+            corpus=self.corpus,
+            val_loss=self._val_loss,
+            counting=self.counting(),
+            config=self.config,
+        )
