@@ -51,12 +51,13 @@ clean: ## remove .venv, builds and caches (runs/ and the fetched text stay)
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(PY):
+$(VENV)/.python:
 	@tools/make_venv.sh $(VENV)
+	@touch $@
 
 # The base install: what `make train` needs. The build tools come first, so that kernels are compiled
 # in sight (inside pip they would be silent) and the install finds them up to date.
-$(VENV)/.base: pyproject.toml setup.py | $(PY)
+$(VENV)/.base: pyproject.toml setup.py | $(VENV)/.python
 	@echo "setup: installing the build tools (a C++ compiler from PyPI, about 100 MB)"
 	@$(PY) tools/build_requires.py >$(VENV)/build-requires.txt
 	@$(call quietly,$(PY) -m pip install -r $(VENV)/build-requires.txt)

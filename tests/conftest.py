@@ -1,7 +1,8 @@
-"""What every test shares: the ``require`` fixture and hypothesis without deadlines."""
+"""What every test shares: the ``require`` fixture, hypothesis without deadlines, one thread a worker."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,12 @@ import hypothesis
 import pytest
 
 import needs
+
+# With several workers the libraries' own threads would only fight for the processors. This runs before
+# any test imports numpy or torch, which read the variables once.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 # The same examples every time, and no time limit: the machines that run this are shared and slow.
 hypothesis.settings.register_profile("posttrainllm", deadline=None, derandomize=True, database=None)
