@@ -107,21 +107,45 @@ def validate(program: Program) -> None:
 
         sizes_of(call, shape_of, where)
         for wanted, given in zip(row.operands, call.operands, strict=True):
-            if given is not None and buffers[step.name_of(name)].dtype != operand.dtype:
-                found = buffers[step.name_of(name)].dtype
+            if given is not None and buffers[step.name_of(given)].dtype != wanted.dtype:
+                found = buffers[step.name_of(given)].dtype
                 raise ProgramError(
-                    f"{where}: {operand.name} {name!r} is {found} but {call.op} takes {operand.dtype}"
+                    f"{where}: {wanted.name} {given!r} is {found} but {call.op} takes {wanted.dtype}"
                 )
         _check_aliases(call, where)
         live.visit(step, row, {name: buffers[name].role for name in buffers}, where)
     live.finish()
 
 
+def _check_form(call: Call, where: str) -> None:
+    """Check what ``Program.call`` sees to, for programs from elsewhere, and the code of ``accumulate``."""
+    if call.op not in OPS:
+        raise ProgramError(f"{where}: there is no such op")
+    row = OPS[call.op]
+    got, wanted = (
+        f"{len(outputs)} outputs and {len(inputs)} inputs"
+        for outputs, inputs in ((call.outputs, call.inputs), (row.outputs, row.inputs))
+    )
+    if got != wanted:
+        raise ProgramError(f"{where}: has {got} where {wanted} were wanted")
+    if list(call.attrs) != list(row.attrs):  # engines take them by their place
+        raise ProgramError(
+            f"{where}: has the attributes ({', '.join(call.attrs)}) "
+            f"where ({', '.join(row.attrs)}) were wanted"
+        )
+    code = call.attrs.get("accumulate", WRITE)
+    if code not in (WRITE, ADD, BETA):
+        raise ProgramError(f"{where}: accumulate is {code}, which only a row block resolves")
+    if code == BETA and all(operand.name != "scalars" for operand in row.inputs):
+        raise ProgramError(f"{where}: accumulate is BETA, but {call.op} does not read scalars")
+
+
 def _check_aliases(call: Call, where: str) -> None:
-    if len(set(call.outputs)) != len(call.outputs):
-        raise ProgramError(f"{where}: writes {call.outputs[0]!r} twice")
-    for name in call.outputs:
-        if name in call.inputs:
+    outputs = [name.removesuffix(ROWS) for name in call.outputs]
+    if len(set(outputs)) != len(outputs):
+        raise ProgramError(f"{where}: writes {outputs[0]!r} twice")
+    for name in (name.removesuffix(ROWS) for name in call.inputs if name is not None):
+        if name in outputs:
             raise ProgramError(
                 f"{where}: reads and writes {name!r}; give the result a buffer of its own"
             )
@@ -137,8 +161,8 @@ class _Liveness:
 
     def visit(self, step: Step, row: Op, roles: dict[str, str], where: str) -> None:
         call = step.call
-        for operand in (name for name in call.inputs if name is not None):
-            self._read(operand, step, roles, where)
+        for read in (name for name in call.inputs if name is not None):
+            self._read(read, step, roles, where)
         for index, (operand, name) in enumerate(zip(row.outputs, call.outputs, strict=True)):
             buffer, chunk = step.name_of(name), step.chunk if name.endswith(ROWS) else None
             role = roles[buffer]
@@ -155,14 +179,15 @@ class _Liveness:
                         f"{where}: adds to {name!r}, which no call of this program has started"
                     )
                 self._read(name, step, roles, where)
-            elif (
-                buffer in self.written
-                and role in ("grad", "saved")
-                and chunk in self.written[buffer]
-            ):
+            elif role in ("grad", "saved") and self._holds(buffer, chunk):
                 kind = "a gradient is started" if role == "grad" else "saved for the backward pass"
                 raise ProgramError(
                     f"{where}: writes {name!r} again, but {kind} once; what was there is lost"
+                )
+            elif role == "grad" and call.attrs.get("accumulate") != BETA:
+                raise ProgramError(
+                    f"{where}: overwrites {name!r} whatever beta is; "
+                    "what the micro-batch before left there is lost"
                 )
             elif (buffer, chunk) in self.unread:
                 raise ProgramError(
