@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.config import EngineConfig, GPTConfig, TrainConfig
+from posttrainllm.config import EngineConfig, GPTConfig, TrainConfig, load_config, replace
 from posttrainllm.control import initial_values
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import EngineError
@@ -47,9 +47,10 @@ def inference_engine(
     if name == "torch":
         from posttrainllm.torch_engine import TorchEngine
 
-        return TorchEngine.for_inference(
-            model, engine, dtype="float64" if dtype is np.float64 else "float32"
-        )
+        sizes = {f"model.{key}": value for key, value in model.model_dump().items()}
+        sizes |= {f"engine.{key}": value for key, value in engine.model_dump().items()}
+        config = replace(load_config(), {**sizes, "data.batch_size": batch})
+        return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
     programs, dims = inference_programs(model, batch)
     return _program_engine(name, engine, programs, dims, dtype)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
 from posttrainllm.tokenizer import StreamDecoder, Tokenizer
 
-Logits = NDArray[np.float32]
+Logits = NDArray[Any]
+After = Callable[[list[int], bool], Logits]
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,25 @@ class Written:
     probability: float
 
 
-def cached_logits(engine: Engine, n_ctx: int) -> Callable[[list[int], bool], Logits]:
+def cached_logits(engine: Engine) -> After:
     """Logits after a window of tokens, reading only what is new: the cache already holds the rest unless ``restart``."""
 
     def after(window: list[int], restart: bool) -> Logits:
         if restart:
-            return engine.prefill(np.array([window], np.int32))[0]
-        return engine.decode(np.array(window[-1:], np.int32))[0]
+            first: Logits = engine.prefill(np.array([window], np.int32))[0]
+            return first
+        logits: Logits = engine.decode(np.array(window[-1:], np.int32))[0]
+        return logits
 
     return after
 
 
-def uncached_logits(engine: Engine, n_ctx: int) -> Callable[[list[int], bool], Logits]:
+def uncached_logits(engine: Engine) -> After:
     """The same from the whole window every time: the slow reference."""
 
     def after(window: list[int], restart: bool) -> Logits:
-        return engine.logits(np.array([window], np.int32))[0, -1]
+        logits: Logits = engine.logits(np.array([window], np.int32))[0, -1]
+        return logits
 
     return after
 
@@ -56,7 +61,7 @@ def uncached_logits(engine: Engine, n_ctx: int) -> Callable[[list[int], bool], L
 def write_tokens(
     engine: Engine,
     n_ctx: int,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | NDArray[np.int32],
     sampling: SamplingConfig,
     *,
     seed: int,
@@ -71,7 +76,7 @@ def write_tokens(
         raise ConfigError(
             "the prompt is empty", "give at least one character, for example a line break"
         )
-    after = (cached_logits if cached else uncached_logits)(engine, n_ctx)
+    after = (cached_logits if cached else uncached_logits)(engine)
     window, restart = [int(token) for token in prompt][-n_ctx:], True
     for position in range(sampling.max_tokens if max_tokens is None else max_tokens):
         logits = after(window, restart)

@@ -60,8 +60,6 @@ class Journal:
         for records in self._files.values():
             records.sync()
         tensors = engine.state()
-        moments = {f"adam.m.{name}": values for name, values in tensors.m.items()}
-        moments |= {f"adam.v.{name}": values for name, values in tensors.v.items()}
         identity = CorpusIdentity(
             name=self.corpus.name, sha256=self.corpus.sha256, bytes=self.corpus.n_bytes
         )
@@ -70,7 +68,8 @@ class Journal:
             self.run.checkpoints,
             state=trainer_state,
             params=tensors.params,
-            moments=moments,
+            m=tensors.m,
+            v=tensors.v,
             tokenizer=self.tokenizer,
             keep=trainer_state.config.training.keep_checkpoints,
             keep_best=True,

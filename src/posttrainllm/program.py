@@ -170,7 +170,7 @@ class Program:
                 f"given were {len(outputs)} and {len(inputs)}"
             )
         target = self.items if self._block is None else self._block
-        target.append(Call(op, tuple(outputs), tuple(inputs), full))  # type: ignore[arg-type]
+        target.append(Call(op, tuple(outputs), tuple(inputs), full))
 
     @contextmanager
     def layers(

@@ -92,7 +92,10 @@ class Trainer:
             self._elapsed_before = self.resumed.state.elapsed_s
 
     def train(self) -> Outcome:
-        """Train to the last step, or until the user stops it; either way the state is saved."""
+        """Train to the last step, or until the user stops it; either way the state is saved.
+
+        Raises: TrainingError, CheckpointError or EngineError; what the disk holds then is a run that can be resumed.
+        """
         config, loop = self.config, self.config.training
         saves = 1 + (loop.steps // loop.checkpoint_every if loop.checkpoint_every else 0)
         check_space(
@@ -103,25 +106,22 @@ class Trainer:
             keep_best=True,
         )
         self.engine = training_engine(config)
-        self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)
         try:
             if self.resumed is None:
                 self.engine.load(initial_parameters(config.model, loop.seed))
             else:
-                moments = self.resumed.moments or {}
-                m, v = (
-                    {
-                        name.removeprefix(kind): values
-                        for name, values in moments.items()
-                        if name.startswith(kind)
-                    }
-                    for kind in ("adam.m.", "adam.v.")
-                )
-                self.engine.load(self.resumed.params, m or None, v or None)
-            with StopSignals() as stop:
-                return self._train(stop)
+                self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
+            with self.run.lock(), StopSignals() as stop:
+                self.run.start_from(self.step)
+                self.run.write_config(config)
+                self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)
+                if self.resumed is not None:
+                    self.journal.saved = self.resumed.path
+                try:
+                    return self._train(stop)
+                finally:
+                    self.journal.close()
         finally:
-            self.journal.close()
             self.engine.close()
 
     def _train(self, stop: StopSignals) -> Outcome:

@@ -67,7 +67,7 @@ class NumpyEngine(ProgramEngine):
         return [
             (
                 NUMPY_OPS[call.op],
-                [place and self.view(place) for place in call.operands],
+                [None if place is None else self.view(place) for place in call.operands],
                 dict(zip(OPS[call.op].attrs, call.attrs, strict=True)),
             )
             for call in calls

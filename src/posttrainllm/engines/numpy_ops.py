@@ -141,7 +141,8 @@ def linear_backward_bias(dbias: Array, dout: Array, scalars: Array, *, accumulat
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+    result: Array = np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return result
 
 
 def gelu_forward(out: Array, x: Array, *, erf: float) -> None:
@@ -184,7 +185,8 @@ def _scores(q: Array, k: Array, segment_start: Array) -> Array:
     s = np.arange(time)
     hidden = (s[None, None, :] > s[None, :, None]) | (s[None, None, :] < segment_start[:, :, None])
     scores = q @ k.transpose(0, 1, 3, 2) * q.dtype.type(1 / math.sqrt(q.shape[3]))
-    return np.where(hidden[:, None], -np.inf, scores)
+    masked: Array = np.where(hidden[:, None], -np.inf, scores)
+    return masked
 
 
 def attention_forward(out: Array, lse: Array, qkv: Array, segment_start: Array) -> None:

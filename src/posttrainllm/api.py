@@ -1,0 +1,147 @@
+"""The Python API, for notebooks: train a model, look at its losses, let it write.
+
+import posttrainllm
+run = posttrainllm.train(preset="tiny", steps=200)
+run.losses[-1]
+run.generate("ROMEO:")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posttrainllm.config import (
+    EngineConfig,
+    SamplingConfig,
+    TrainConfig,
+    given_settings,
+    load_config,
+)
+from posttrainllm.observer import Observer
+from posttrainllm.runs import Run as RunFolder
+from posttrainllm.runs import resolve_run
+from posttrainllm.session import Model, new_trainer, open_model, resumed_trainer
+
+RUNS_DIR = "runs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk: its curves, and the model of its newest checkpoint."""
+
+    path: Path
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration it was trained with."""
+        return RunFolder(self.path).config()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: step, loss, val_loss, lr, grad_norm, tokens_per_second, elapsed_s."""
+        return list(RunFolder(self.path).metrics.read())
+
+    @property
+    def losses(self) -> list[float]:
+        """Training loss of every logged step, in nats per token."""
+        return [line["loss"] for line in self.metrics]
+
+    @property
+    def val_loss(self) -> float | None:
+        """The newest validation loss, in nats per token."""
+        measured = [line["val_loss"] for line in self.metrics if line.get("val_loss") is not None]
+        return measured[-1] if measured else None
+
+    @cached_property
+    def model(self) -> Model:
+        """The model of the newest checkpoint, loaded at first use on the engine of the run."""
+        config = self.config
+        return open_model(str(self.path), runs_dir=self.path.parent, engine=config.engine)
+
+    def generate(
+        self,
+        prompt: str = "\n",
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 1,
+        stop: Sequence[str] = (),
+    ) -> str:
+        """Continue a prompt; what is not given is as in the run's configuration. Returns the new text alone."""
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "max_tokens": max_tokens,
+        }
+        base = self.config.sampling.model_dump()
+        sampling = SamplingConfig(
+            **{**base, **{key: value for key, value in given.items() if value is not None}}
+        )
+        return self.model.generate(prompt, sampling=sampling, seed=seed, stop=stop)
+
+
+def train(
+    preset: str | None = None,
+    corpus: str | os.PathLike[str] | Sequence[str] | None = None,
+    *,
+    engine: str | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] = RUNS_DIR,
+    observer: Observer | None = None,
+    **settings: object,
+) -> Run:
+    """Train a model and return its run.
+
+    ``corpus`` is a text file or several (default: TinyShakespeare); further settings are given with two underscores:
+    ``schedule__learning_rate=1e-3``. ``observer`` watches along (``posttrainllm.observer.Observer``).
+
+    Raises: PosttrainError, in one line with the next action.
+    """
+    flags = {key.replace("__", "."): value for key, value in settings.items()}
+    flags |= {"engine.name": engine, "training.steps": steps, "training.seed": seed}
+    if corpus is not None:
+        paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
+        flags["data.corpus"] = [os.fspath(path) for path in paths]
+    config = load_config(preset, flags=flags)
+    trainer = new_trainer(config, runs_dir=Path(runs_dir), name=name, observer=observer)
+    return Run(trainer.train().run)
+
+
+def resume(
+    name: str,
+    *,
+    runs_dir: str | os.PathLike[str] = RUNS_DIR,
+    allow_change: bool = False,
+    observer: Observer | None = None,
+    **settings: object,
+) -> Run:
+    """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed."""
+    flags = {key.replace("__", "."): value for key, value in settings.items()}
+    trainer = resumed_trainer(
+        name,
+        runs_dir=Path(runs_dir),
+        changes=given_settings(flags=flags),
+        allow_change=allow_change,
+        observer=observer,
+    )
+    return Run(trainer.train().run)
+
+
+def load(name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str = "cpp") -> Model:
+    """Load a run's newest checkpoint, or a Hugging Face GPT-2 folder, to write with it."""
+    return open_model(name, runs_dir=Path(runs_dir), engine=EngineConfig(name=engine))  # type: ignore[arg-type]
+
+
+def open_run(name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
+    """A run that was trained before."""
+    return Run(resolve_run(name, Path(runs_dir)))

@@ -1,0 +1,207 @@
+"""Opening what a user named: a new run, a run to go on with, a model to write with.
+
+What this is: the way from a configuration or a name to a ``Trainer`` or a loaded ``Model``, with every check on the way. The command line
+and the Python API both go through here.
+What this is not: parsing of arguments or printing. Read next: ``trainer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrainllm.checkpoint import Checkpoint, read_checkpoint
+from posttrainllm.config import (
+    EngineConfig,
+    GPTConfig,
+    SamplingConfig,
+    TrainConfig,
+    replace,
+    settings_of,
+)
+from posttrainllm.corpus import Corpus, open_corpus
+from posttrainllm.engine_choice import inference_engine
+from posttrainllm.engines.base import Engine
+from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.generate import write_text
+from posttrainllm.observer import Observer, Silent
+from posttrainllm.runs import Run as RunFolder
+from posttrainllm.runs import create_run, resolve_run
+from posttrainllm.tokenizer import ByteTokenizer, Tokenizer
+from posttrainllm.tokenizer import load as load_tokenizer
+from posttrainllm.trainer import Trainer
+
+#: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
+FREE = (
+    "engine.threads",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.log_every",
+    "training.sample_every",
+    "training.sample_prompt",
+    "training.sample_tokens",
+    "training.verdict_samples",
+    "sampling.temperature",
+    "sampling.top_k",
+    "sampling.top_p",
+    "sampling.max_tokens",
+)
+
+
+def corpus_of(config: TrainConfig, *, sha256: str | None = None) -> Corpus:
+    """The text of a configuration, long enough for its context. Raises: CorpusError."""
+    corpus = open_corpus(config.data.corpus, val_fraction=config.data.val_fraction, sha256=sha256)
+    corpus.check(config.model.n_ctx)
+    return corpus
+
+
+def new_trainer(
+    config: TrainConfig,
+    *,
+    runs_dir: Path,
+    name: str | None = None,
+    observer: Observer | None = None,
+) -> Trainer:
+    """A run folder and a trainer at step 0; nothing is created before the text is known to be good.
+
+    Raises: CorpusError, CheckpointError (the name is taken, the folder cannot be written).
+    """
+    corpus = corpus_of(config)
+    if corpus.sources:
+        config = replace(config, {"data.corpus": corpus.sources})
+    run = create_run(runs_dir, config, name)
+    return Trainer(config, corpus, ByteTokenizer(), run, observer or Silent())
+
+
+def resumed_trainer(
+    name: str,
+    *,
+    runs_dir: Path,
+    changes: Mapping[str, object] | None = None,
+    allow_change: bool = False,
+    observer: Observer | None = None,
+) -> Trainer:
+    """A trainer at the newest valid checkpoint of a run.
+
+    ``changes`` are the settings the user gave again: those that decide what is computed are refused unless ``allow_change``.
+
+    Raises: CheckpointError, ConfigError, CorpusError (the text is not the one the run was trained on).
+    """
+    watcher = observer or Silent()
+    path = resolve_run(name, runs_dir)
+    checkpoint = read_checkpoint(path)
+    for notice in checkpoint.notices:
+        watcher.noticed(notice)
+    if checkpoint.state is None:
+        raise CheckpointError(
+            f"{path} holds a model without training state", "start a new run instead"
+        )
+    config = changed(
+        checkpoint.state.config, changes or {}, allow_change=allow_change, observer=watcher
+    )
+    if checkpoint.state.step >= config.training.steps:
+        raise ConfigError(
+            f"run {path.name} is at its last step, {checkpoint.state.step}",
+            f"give it more: --resume {path.name} --steps {2 * checkpoint.state.step} --allow-change",
+        )
+    config = _same_build(config, checkpoint, watcher)
+    corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
+    run = RunFolder(path if (path / "checkpoints").is_dir() else path.parent.parent)
+    return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
+
+
+def changed(
+    config: TrainConfig, changes: Mapping[str, object], *, allow_change: bool, observer: Observer
+) -> TrainConfig:
+    """A run's configuration with the user's changes. Raises: ConfigError that lists them unless they are allowed."""
+    if changes.get("preset", config.preset) != config.preset:
+        raise ConfigError(
+            f"this run has preset {config.preset}, not {changes['preset']}",
+            "start a new run for that",
+        )
+    new = replace(config, {key: value for key, value in changes.items() if key != "preset"})
+    before, after = settings_of(config), settings_of(new)
+    differ = [f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
+    decisive = [line for line in differ if line.split(" ")[0] not in FREE]
+    if any(line.startswith("model.") for line in decisive):
+        raise ConfigError(
+            f"a run cannot change its model: {'; '.join(decisive)}", "start a new run for that"
+        )
+    if decisive and not allow_change:
+        raise ConfigError(
+            f"resuming with other settings would not be the same run: {'; '.join(decisive)}",
+            "leave them out, or add --allow-change to go on with the new ones",
+        )
+    if differ:
+        observer.noticed(f"changed settings: {'; '.join(differ)}")
+    return new
+
+
+def _same_build(config: TrainConfig, checkpoint: Checkpoint, observer: Observer) -> TrainConfig:
+    """Go on with the build of the kernels that the run was trained with, so that losses stay bit-identical."""
+    assert checkpoint.state is not None
+    info = checkpoint.state.engine_info
+    if config.engine.name != "cpp" or config.engine.cpp_build or checkpoint.state.engine != "cpp":
+        return config
+    from posttrainllm.kernels.build import available_builds, build_id
+    from posttrainllm.machine import instruction_sets
+
+    build = str(info.get("build", ""))
+    if build not in available_builds() or build not in instruction_sets():
+        observer.noticed(
+            f"this machine cannot run the {build} build of the run; losses will differ in their last digits"
+        )
+        return config
+    if info.get("build_id") != build_id(build):
+        observer.noticed(
+            "the C++ kernels have changed since the checkpoint; losses may differ in their last digits"
+        )
+    return replace(config, {"engine.cpp_build": build})
+
+
+@dataclass
+class Model:
+    """A trained model, ready to write."""
+
+    config: GPTConfig
+    tokenizer: Tokenizer
+    engine: Engine
+    checkpoint: Checkpoint
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        sampling: SamplingConfig | None = None,
+        seed: int = 1,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """Continue a prompt and give the new text in pieces."""
+        return write_text(
+            self.engine,
+            self.config.n_ctx,
+            self.tokenizer,
+            prompt,
+            sampling or SamplingConfig(),
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+
+    def generate(self, prompt: str, **options: Any) -> str:
+        """Continue a prompt; options as in ``stream``."""
+        return "".join(self.stream(prompt, **options))
+
+
+def open_model(
+    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int = 1
+) -> Model:
+    """Load a run's newest checkpoint, a checkpoint folder or a Hugging Face GPT-2 folder. Raises: CheckpointError, EngineError."""
+    checkpoint = read_checkpoint(resolve_run(name, runs_dir), moments=False)
+    chosen = engine or EngineConfig()
+    loaded = inference_engine(checkpoint.config, chosen, batch=batch)
+    loaded.load(checkpoint.params)
+    return Model(checkpoint.config, load_tokenizer(checkpoint.path), loaded, checkpoint)
