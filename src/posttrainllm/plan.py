@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrainllm.errors import ProgramError
-from posttrainllm.extent import Shape
+from posttrainllm.extent import Extent, Shape
 from posttrainllm.ops import OPS, Dtype
 from posttrainllm.program import ROWS, Buffer, Program, RowBlock, Step
 from posttrainllm.validate import sizes_of
@@ -317,7 +317,7 @@ def _bind_step(
         tuple(place_of(operand) for operand in step.call.operands),
         tuple(sizes[letter].bind(dims) for letter in row.sizes),
         tuple(
-            float(dims[value]) if isinstance(value, str) else value
+            float(Extent.parse(value).bind(dims)) if isinstance(value, str) else value
             for value in step.call.attrs.values()
         ),
     )
