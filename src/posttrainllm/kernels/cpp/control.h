@@ -12,6 +12,9 @@
 
 #include <stdint.h>
 
+// zig hides symbols on WebAssembly unless they say otherwise.
+#pragma GCC visibility push(default)
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -66,3 +69,5 @@ int64_t control_sample(double* probability, double* weights, uint32_t* order, co
 #ifdef __cplusplus
 }
 #endif
+
+#pragma GCC visibility pop
