@@ -107,7 +107,9 @@ def given_settings(
 
 
 def _layers(
-    file: str | os.PathLike[str] | None, overrides: Iterable[str], flags: Mapping[str, object] | None
+    file: str | os.PathLike[str] | None,
+    overrides: Iterable[str],
+    flags: Mapping[str, object] | None,
 ) -> list[tuple[str, dict[str, object]]]:
     layers: list[tuple[str, dict[str, object]]] = []
     if file is not None:

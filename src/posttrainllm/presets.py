@@ -18,8 +18,8 @@ class Preset:
     """One row of the table; the fields are named after the settings that they fill.
 
     ``learning_rate`` and ``warmup_steps`` belong to the preset because the best value depends on
-    width, batch and length of the run. ``eval_windows`` is lower where an evaluation of the usual
-    size would take as long as the run itself.
+    width, batch and length of the run. What is None keeps the default of all presets; the windows
+    of an evaluation are fewer where the usual number would take as long as the run itself.
     """
 
     summary: str
@@ -31,12 +31,13 @@ class Preset:
     steps: int
     learning_rate: float
     warmup_steps: int
-    n_vocab: int = 256
-    eval_windows: int = 256
+    n_vocab: int | None = None
+    eval_windows: int | None = None
+    final_windows: int | None = None
 
     def settings(self) -> dict[str, int | float]:
         """Return the row as {"section.key": value}, the form in which ``load_config`` merges it."""
-        return {
+        row: dict[str, int | float | None] = {
             "model.n_layer": self.n_layer,
             "model.n_head": self.n_head,
             "model.n_embd": self.n_embd,
@@ -47,7 +48,9 @@ class Preset:
             "data.batch_size": self.batch_size,
             "training.steps": self.steps,
             "training.eval_windows": self.eval_windows,
+            "training.final_windows": self.final_windows,
         }
+        return {key: value for key, value in row.items() if value is not None}
 
 
 PRESETS: dict[str, Preset] = {
@@ -151,6 +154,7 @@ PRESETS: dict[str, Preset] = {
         learning_rate=3e-4,
         warmup_steps=5,
         eval_windows=16,
+        final_windows=64,
     ),
     # 5,000 steps are 41 million tokens, minutes to an hour on one GPU: enough to see that a large
     # text is learned. A full training (2.5 billion tokens at 20 a parameter) is a choice to make

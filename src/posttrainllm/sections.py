@@ -211,7 +211,7 @@ class LoopConfig(Section):
         default=4096,
         ge=1,
         le=100_000_000,
-        description="the same for the evaluation at the end, which the verdict rests on",
+        description="windows of n_ctx tokens of the last evaluation, which the verdict rests on",
     )
     sample_every: int = Field(
         default=250,
