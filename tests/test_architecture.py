@@ -48,7 +48,7 @@ TABLE = {
         ("config", "control", "engines", "machine", "errors"),
     ),
     "text": Row(
-        ("datasets", "tokenizer", "textfiles", "textcache", "corpus", "counting"),
+        ("datasets", "tokenizer", "textfiles", "textcache", "corpus", "counting", "likeness"),
         ("config", "machine", "errors"),
     ),
     "files": Row(

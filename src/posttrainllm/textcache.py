@@ -150,6 +150,8 @@ class TextCache:
             part = Path(name)
             with os.fdopen(handle, "wb") as stream:
                 yield stream, names.append
+                stream.flush()
+                os.fsync(stream.fileno())
             os.replace(part, names[0])
         except OSError as error:
             raise CorpusError(
