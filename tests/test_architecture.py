@@ -73,9 +73,11 @@ TABLE = {
             "observer",
             "journal",
             "trainer",
+            "session",
         ),
         (ABOVE,),
     ),
+    "api": Row(("api",), (ABOVE,)),
     "surface": Row(("cli", "server"), (ABOVE,)),
 }
 

@@ -1,4 +1,4 @@
-"""Train a small GPT from scratch, fine-tune it and sample from it.
+"""Train a small GPT from scratch and sample from it: one program, many engines, the same numbers.
 
 Importing this package is light: no numpy, no torch. A public name is imported when it is used.
 Start reading at ``model.py`` (what is computed) and ``program.py`` (how it is written down).
@@ -7,23 +7,31 @@ Start reading at ``model.py`` (what is computed) and ``program.py`` (how it is w
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # as typing has it; importing typing would be most of this module's time
+if TYPE_CHECKING:
+    from posttrainllm.api import Run, load, open_run, resume, train
+    from posttrainllm.errors import PosttrainError
 
 __version__ = "0.1.0"
 
-# Public name -> the module it lives in.
-_PUBLIC = {
-    "PosttrainError": "posttrainllm.errors",
-}
+__all__ = [
+    "train",
+    "resume",
+    "open_run",
+    "load",
+    "Run",
+    "PosttrainError",
+    "__version__",
+]
 
-__all__ = ["__version__", *_PUBLIC]
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name at its first use (PEP 562)."""
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module 'posttrainllm' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
+    home = "posttrainllm.errors" if name == "PosttrainError" else "posttrainllm.api"
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
