@@ -314,17 +314,15 @@ class Trainer:
             self.observer.saved(self.step, folder)
 
     def _verdict(self) -> Verdict | None:
-        count = self.config.training.verdict_samples
-        if not count or not self.config.training.sample_tokens or self._val_loss is None:
+        loop = self.config.training
+        if not loop.verdict_samples or not loop.sample_tokens:
             return None
-        texts = [
-            self.tokenizer.decode(self._write(self.config.training.seed + 1000 + index))
-            for index in range(count)
-        ]
+        seeds = range(loop.seed + 1000, loop.seed + 1000 + loop.verdict_samples)
         return verdict(
-            texts=texts,
+            texts=[self.tokenizer.decode(self._write(seed)) for seed in seeds],
             corpus=self.corpus,
             val_loss=self._val_loss,
             counting=self.counting(),
             config=self.config,
+            best_val_loss=self.best,
         )
