@@ -145,23 +145,31 @@ def _erf(x: Array) -> Array:
     return result
 
 
+def _sigmoid(z: Array) -> Array:
+    """1 / (1 + exp(-z)), without overflow and with small results as exact as large ones."""
+    e = np.exp(-np.abs(z))
+    result: Array = np.where(z < 0, e, 1) / (1 + e)
+    return result
+
+
 def gelu_forward(out: Array, x: Array, *, erf: float) -> None:
-    """x Phi(x), Phi by erf, or GPT-2's tanh form: 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    """x Phi(x), Phi by erf, or GPT-2's tanh form: 0.5 (1 + tanh u) = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
     if erf:
         out[...] = 0.5 * x * (1 + _erf(x / math.sqrt(2)))
     else:
-        out[...] = 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + GELU_CUBIC * x**3)))
+        out[...] = x * _sigmoid(2 * GELU_SCALE * (x + GELU_CUBIC * x**3))
 
 
 def gelu_backward(dx: Array, dout: Array, x: Array, *, erf: float) -> None:
-    """dx = dout d gelu(x) / dx."""
+    """dx = dout d gelu(x) / dx; with s = sigmoid(2u) that is s + x s (1 - s) 2u', and 1 - s is sigmoid(-2u), which does not cancel."""
     if erf:
         slope = 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-0.5 * x * x) / math.sqrt(
             2 * math.pi
         )
     else:
-        t = np.tanh(GELU_SCALE * (x + GELU_CUBIC * x**3))
-        slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x)
+        z = 2 * GELU_SCALE * (x + GELU_CUBIC * x**3)
+        s = _sigmoid(z)
+        slope = s + x * s * _sigmoid(-z) * 2 * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x)
     dx[...] = dout * slope
 
 
