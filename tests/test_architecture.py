@@ -78,7 +78,7 @@ TABLE = {
         (ABOVE,),
     ),
     "api": Row(("api",), (ABOVE,)),
-    "surface": Row(("cli", "server"), (ABOVE,)),
+    "surface": Row(("cli", "server", "__main__"), (ABOVE,)),
 }
 
 # Imported where they are used, so that a user who never needs them never waits for them.

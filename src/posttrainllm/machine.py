@@ -74,3 +74,12 @@ def available_memory() -> int:
     except (OSError, ValueError):
         pass
     return max(0, min(limits)) if limits else 0
+
+
+def process_memory() -> int:
+    """Bytes of memory that this process holds now, 0 when unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 0

@@ -92,6 +92,9 @@ class Observer(Protocol):
     def noticed(self, message: str) -> None:
         """Something the user should know, and training goes on."""
 
+    def stopping(self) -> None:
+        """The user asked for the end; the step that runs is finished first. Called inside a signal handler: note it, print nothing."""
+
     def ended(self, outcome: Outcome) -> None:
         """After the last step."""
 
@@ -112,6 +115,9 @@ class Silent:
         """See ``Observer``."""
 
     def noticed(self, message: str) -> None:
+        """See ``Observer``."""
+
+    def stopping(self) -> None:
         """See ``Observer``."""
 
     def ended(self, outcome: Outcome) -> None:

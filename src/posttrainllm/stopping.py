@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,9 +16,10 @@ class StopSignals:
     Outside the main thread (a notebook's worker, a test) signals stay as they are, and ``requested`` can be set by hand.
     """
 
-    def __init__(self) -> None:
-        """Nothing is asked for yet."""
+    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+        """Nothing is asked for yet. ``told`` is called inside the signal handler, at the first signal."""
         self.requested = False
+        self._told = told
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -34,6 +36,7 @@ class StopSignals:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self._told()
 
     def wait(self, seconds: float) -> None:
         """Sleep, but not past a signal."""

@@ -111,7 +111,7 @@ class Trainer:
                 self.engine.load(initial_parameters(config.model, loop.seed))
             else:
                 self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
-            with self.run.lock(), StopSignals() as stop:
+            with self.run.lock(), StopSignals(self.observer.stopping) as stop:
                 self.run.start_from(self.step)
                 self.run.write_config(config)
                 self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)

@@ -1,0 +1,7 @@
+"""``python -m posttrainllm`` is ``posttrainllm``."""
+
+import sys
+
+from posttrainllm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,70 @@
+"""The command line: parse, call, print.
+
+What this is: the typer application and ``main``. Each command is a module here; it imports what it needs
+inside its function, so that ``posttrainllm --help`` is quick.
+What this is not: logic. Whatever a command does can be done from Python through ``posttrainllm.api``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from posttrainllm import __version__
+from posttrainllm.cli.failures import exit_code
+from posttrainllm.cli.train import train
+
+EVERYDAY, DATA, LAB = "Everyday", "Data", "Lab"
+
+app = typer.Typer(
+    name="posttrainllm",
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"posttrainllm {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train a small GPT from scratch, and let it write."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command(rich_help_panel=EVERYDAY)(train)
+
+if find_spec("posttrainllm.cli.lab"):
+    import_module("posttrainllm.cli.lab").register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (default: the process's own) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? for a character
+            stream.reconfigure(errors="replace")
+    return exit_code(lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _run(arguments: list[str]) -> None:
+    """Parse and call, without the error handling that typer's own entry point brings."""
+    command = get_command(app)
+    with command.make_context("posttrainllm", arguments) as context:
+        command.invoke(context)

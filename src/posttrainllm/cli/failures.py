@@ -1,0 +1,89 @@
+"""From exceptions to one line on standard error and an exit code; never a traceback.
+
+    0    good
+    1    a check failed, training cannot go on, or a mistake of ours
+    2    wrong use or bad input
+    130  stopped by the user
+    141  the reader of our output ended (what a shell reports for a broken pipe)
+
+``POSTTRAINLLM_TRACEBACK=1`` shows the traceback as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import typer
+
+from posttrainllm.errors import PosttrainError
+
+GOOD, FAILED, WRONG_USE, STOPPED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+
+def exit_code(command: Callable[[], object]) -> int:
+    """Run a command and return its exit code, telling the user what went wrong."""
+    try:
+        command()
+        sys.stdout.flush()
+        return GOOD
+    except typer.Exit as leave:
+        return leave.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _tell("stopped")
+        return STOPPED
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("POSTTRAINLLM_TRACEBACK"):
+            traceback.print_exc()
+        message, hint, code = explain(error)
+        _tell(f"error: {message}", hint)
+        return code
+
+
+def explain(error: Exception) -> tuple[str, str, int]:
+    """Return message, hint and exit code for an exception."""
+    if isinstance(error, PosttrainError):
+        return error.message, error.hint, error.exit_code
+    if hasattr(error, "format_message"):  # wrong use, as typer (or click) reports it
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "posttrainllm"
+        message = str(error.format_message()).strip()
+        return message[:1].lower() + message[1:].rstrip("."), f"see {path} --help", WRONG_USE
+    if isinstance(error, MemoryError):
+        return "there is not enough memory", "use a smaller preset or --batch-size", WRONG_USE
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{where}".strip(), "", WRONG_USE
+    return (
+        f"{type(error).__name__}: {error}",
+        "this is a mistake in posttrainllm; POSTTRAINLLM_TRACEBACK=1 shows where",
+        FAILED,
+    )
+
+
+def _tell(message: str, hint: str = "") -> None:
+    """Write one line, and the hint on a second one, to standard error."""
+    from posttrainllm.cli.figures import one_line
+    from posttrainllm.cli.terminal import say
+
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        head, colon, rest = one_line(message).partition(": ")
+        say((head + colon, "bold red" if head == "error" else ""), rest, error=True)
+        if hint:
+            say("  " + one_line(hint), error=True)
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush standard output at its end without another error."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,67 @@
+"""How the command line writes numbers, times and text that others wrote.
+
+Nothing here prints, and nothing here is imported by anything but ``cli``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as a clock shows it: 0:07, 12:30, 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def about(seconds: float) -> str:
+    """Write an estimate with the digits it deserves: 8 s, 50 s, 3 min, 2.5 h, 4 days."""
+    if seconds < 10:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90:
+        return f"{round(seconds / 5) * 5} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{round(seconds / 86400)} days"
+
+
+def brief(seconds: float) -> str:
+    """Write the time of one step: 0.8 ms, 25 ms, 3.1 s."""
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 step, 2,000 steps."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Show control characters instead of sending them to the terminal; line breaks and tabs stay.
+
+    A model of bytes can write any of them, and so can a file name. A carriage return before a line
+    break is left out.
+    """
+    text = text.replace("\r\n", "\n")
+    return "".join(
+        _picture(character) if unicodedata.category(character) == "Cc" else character
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    """Show text on one line: control characters as pictures, runs of white space as one space."""
+    return " ".join(printable(text).split())
+
+
+def _picture(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t":
+        return character
+    if code < 32:
+        return chr(0x2400 + code)  # the picture of that control character
+    return "\u2421" if code == 127 else "\ufffd"

@@ -1,0 +1,87 @@
+"""How far a run is: what the displays keep of the events that the trainer sends.
+
+Plain numbers and no drawing; ``frame.py`` and ``display.py`` read them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from posttrainllm.counting import standing
+from posttrainllm.observer import Record, Start
+
+SMOOTHED = 20  # logged steps whose mean is shown as the loss
+
+
+@dataclass
+class Progress:
+    """A run seen from outside. ``now`` is a clock in seconds."""
+
+    start: Start
+    now: Callable[[], float] = time.monotonic
+    losses: list[float] = field(default_factory=list)
+    last: Record | None = None
+    val_loss: float | None = None
+    val_step: int = 0
+    best: float | None = None
+    sample: tuple[int, str, str] | None = None
+    saved: int = 0
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._began = self._seen = self.now()
+
+    def add(self, record: Record) -> None:
+        """Take over a logged step."""
+        self.last = record
+        self.losses.append(record.loss)
+        self._seen = self.now()
+        if record.val_loss is not None:
+            self.val_loss, self.val_step = record.val_loss, record.step
+            self.best = record.val_loss if self.best is None else min(self.best, record.val_loss)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.start.config.training.steps
+
+    @property
+    def step(self) -> int:
+        """The newest step that is known."""
+        return self.last.step if self.last else self.start.first_step - 1
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss, the mean of the newest steps."""
+        newest = self.losses[-SMOOTHED:]
+        return sum(newest) / len(newest) if newest else None
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Seconds a step since the start, everything included; the probe's estimate before the first."""
+        done = self.step - self.start.first_step + 1
+        return (self._seen - self._began) / done if done else self.start.seconds_per_step
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimate of the time to the last step; it counts down between two steps."""
+        waited = self.now() - self._seen
+        return max(0.0, (self.steps - self.step) * self.seconds_per_step - waited)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self.now() - self._began
+
+    @property
+    def next_evaluation(self) -> int:
+        """The step of the next evaluation."""
+        every = self.start.config.training.eval_every
+        return min(self.steps, (self.step // every + 1) * every) if every else self.steps
+
+    def stands(self, loss: float) -> str:
+        """Where a loss stands among the counting lines: "below triples (2.05)"; nothing without them."""
+        return standing(loss, self.start.counting) if self.start.counting else ""
