@@ -8,18 +8,9 @@
 // keeps a core free for other processes while the host does something else.
 //
 // A child after fork has no workers: the pool notices the new process id and starts afresh.
-// WebAssembly runs the tiles in the calling thread.
+// WebAssembly has pool_wasm.cpp.
+#if !defined(__wasm__)
 #include "pool.h"
-
-#if defined(__wasm__)
-
-u32 pool_begin(u32) { return 1; }
-void pool_end(u32) {}
-void pool_run(u32, i64 tiles, void (*run)(const void*, i64), const void* context) {
-  for (i64 tile = 0; tile < tiles; tile++) run(context, tile);
-}
-
-#else
 
 #include <pthread.h>
 #include <sched.h>
