@@ -7,7 +7,7 @@ rounded operation is half an eps, so a ``c`` of 8 is room for about sixteen roun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,8 @@ STEP_0_GRADIENTS = {"native": 1e-5, "webgpu": 5e-5}
 LOSS_TO_STEP_10 = {"native": 1e-6, "webgpu": 1e-4}
 LOSS_TO_STEP_200 = {"native": 1e-5, "webgpu": 1e-3}
 # A model that is large enough learns one batch by heart; not doing so means a wrong gradient somewhere.
+# One AdamW step written a second time in float64.
+ADAMW = 1e-13
 OVERFIT_STEPS, OVERFIT_LOSS = 400, 0.05
 # Logits by the cache and without it differ by the order of sums alone: absolute, for logits of size 1 to 10.
 CACHED_LOGITS = 2e-5
@@ -252,3 +254,17 @@ def errors(
             error = np.where(same, 0, np.abs(have - target) / (EPS * scales[name]))
         found[name] = float(np.where(np.isnan(error), np.inf, error).max())
     return found
+
+
+def assert_close(
+    got: Mapping[str, Array], wanted: Mapping[str, Array], limit: float, *, zero: float = 0.0
+) -> None:
+    """The largest error of each tensor, relative to its largest number, is within the limit.
+
+    ``zero``: a tensor whose numbers are all smaller is zero in exact arithmetic, and what it holds is rounding noise.
+    """
+    assert set(got) == set(wanted)
+    for name in wanted:
+        size, error = np.abs(wanted[name]).max(), np.abs(got[name] - wanted[name]).max()
+        assert np.isfinite(error), f"{name} is not finite"
+        assert error <= limit * max(size, zero), f"{name} is off by {error:.3g} of {size:.3g}"
