@@ -171,9 +171,9 @@ def check_name(name: str) -> None:
 
     Raises: CheckpointError.
     """
-    problem = ""
-    if not name or len(os.fsencode(name)) > MAX_NAME_BYTES:
-        problem = f"must have 1 to {MAX_NAME_BYTES} bytes, and has {len(os.fsencode(name))}"
+    problem, size = "", len(name.encode("utf-8", "replace"))
+    if not 1 <= size <= MAX_NAME_BYTES:
+        problem = f"must have 1 to {MAX_NAME_BYTES} bytes, and has {size}"
     elif not name.isprintable() or any(character in '/\\:*?"<>|' for character in name):
         problem = 'must not hold path separators, control characters or any of : * ? " < > |'
     elif name[0] in ".-~ " or name[-1] in ". ":

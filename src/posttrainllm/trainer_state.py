@@ -12,7 +12,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 import posttrainllm
 from posttrainllm.config import TrainConfig
@@ -27,7 +27,7 @@ class CorpusIdentity(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
-    sha256: str = Field(pattern=r"\A[0-9a-f]{64}\Z")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(ge=0)
 
 
@@ -60,11 +60,14 @@ class TrainerState(BaseModel):
     saved_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     config: TrainConfig
 
+    @field_validator("numbers", "engine_info", mode="before")
+    @classmethod
+    def _are_json(cls, value: object) -> object:
+        return finite(value)
+
     def to_json(self) -> bytes:
         """Write the state; ``parse`` gives an equal one back."""
         document = {"format_version": self.FORMAT, **self.model_dump(mode="json")}
-        document["numbers"] = finite(document["numbers"])
-        document["engine_info"] = finite(document["engine_info"])
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return text.encode("utf-8", "backslashreplace")  # a lone surrogate in the name of a corpus
 

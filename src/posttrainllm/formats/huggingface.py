@@ -17,6 +17,7 @@ from typing import Any
 from posttrainllm.config import GPTConfig
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.formats.tensor_file import Entry
+from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.settings import show
 
 CONFIG_FILE = "config.json"
@@ -26,13 +27,10 @@ WEIGHTS_FILE = "model.safetensors"
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 
-LAYERNORM_EPS = 1e-5
-
 # Fields that change what GPT2LMHeadModel computes, with the one value that the engines compute.
 # An absent field has this value too. reorder_and_upcast_attn is not here: it only says in which
 # precision half-precision attention is computed.
 _FIXED: dict[str, object] = {
-    "layer_norm_epsilon": LAYERNORM_EPS,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
@@ -110,7 +108,6 @@ def config_document(config: GPTConfig) -> dict[str, Any]:
         "n_inner": config.n_inner,
         "vocab_size": config.n_vocab,
         "activation_function": config.activation,
-        "layer_norm_epsilon": LAYERNORM_EPS,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
@@ -168,14 +165,17 @@ def parse_config(document: Mapping[str, Any], source: Path) -> GPTConfig:
     tied = document.get("tie_word_embeddings", True)
     if not isinstance(tied, bool):
         raise CheckpointError(
-            f"{source}: tie_word_embeddings must be true or false, got {show(tied)}"
+            f"{source}: tie_word_embeddings must be true or false, got {show(tied)}",
+            DAMAGED,
         )
-    sizes: dict[str, Any] = {ours: _size(document, field, source) for field, ours in _SIZES.items()}
+    shape: dict[str, Any] = {ours: _size(document, field, source) for field, ours in _SIZES.items()}
     if document.get("n_inner") is not None:
-        sizes["n_inner"] = _size(document, "n_inner", source)
+        shape["n_inner"] = _size(document, "n_inner", source)
+    if "layer_norm_epsilon" in document:
+        shape["layer_norm_epsilon"] = document["layer_norm_epsilon"]
     try:
         return GPTConfig.model_validate(
-            {**sizes, "activation": _ACTIVATIONS[activation], "tied": tied}
+            {**shape, "activation": _ACTIVATIONS[activation], "tied": tied}
         )
     except ConfigError as error:
         raise CheckpointError(f"{source}: {error.message}", "the model cannot be loaded") from None

@@ -30,7 +30,8 @@ def plain_file(folder: Path, name: str) -> Path:
     Raises: CheckpointError.
     """
     path = folder / name
-    if name in ("", ".", "..") or any(character in name for character in "/\\\0:"):
+    plain = name.isprintable() and not any(character in name for character in "/\\:")
+    if not plain or name in ("", ".", "..") or len(name) > 255:
         raise CheckpointError(f"{folder}: {show(name)} is not the name of a file", DAMAGED)
     try:
         target = path.resolve(strict=True)
