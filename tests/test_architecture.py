@@ -69,6 +69,7 @@ TABLE = {
             "evaluate",
             "writing",
             "generate",
+            "samples",
             "stopping",
             "observer",
             "journal",
@@ -85,7 +86,7 @@ TABLE = {
 HEAVY = {"torch", "transformers", "wgpu", "wasmtime", "uvicorn"}
 HEAVY_ALLOWED = {"torch_gpt", "torch_optim", "torch_engine"}
 
-PRINTS = {"cli", "kernels.build"}
+PRINTS = {"cli", "kernels.__main__"}
 MAX_LINES = 400
 SUFFIXES = {".py", ".cpp", ".h", ".ts", ".wgsl"}
 

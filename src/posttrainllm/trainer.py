@@ -29,10 +29,10 @@ from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
 from posttrainllm.errors import NonFiniteError
 from posttrainllm.evaluate import evaluate
-from posttrainllm.generate import write_tokens
 from posttrainllm.journal import Journal
 from posttrainllm.observer import Observer, Outcome, Record, Silent, Start
 from posttrainllm.runs import Run
+from posttrainllm.samples import Samples
 from posttrainllm.stopping import StopSignals
 from posttrainllm.tokenizer import Tokenizer
 from posttrainllm.trainer_state import CorpusIdentity, TrainerState
@@ -106,6 +106,7 @@ class Trainer:
             keep_best=True,
         )
         self.engine = training_engine(config)
+        self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
             if self.resumed is None:
                 self.engine.load(initial_parameters(config.model, loop.seed))
@@ -151,7 +152,7 @@ class Trainer:
         finished = self.step >= loop.steps
         folder = self.journal.last_checkpoint(self.engine, self._state, stop)
         self.observer.saved(self.step, folder)
-        judged = self._verdict() if finished else None
+        judged = self._verdict(stop) if finished else None
         outcome = Outcome(
             self.run.path, finished, self.step, self.losses, self._val_loss, judged, folder
         )
@@ -262,31 +263,11 @@ class Trainer:
         self._val_loss = found.loss
         self.best = found.loss if self.best is None else min(self.best, found.loss)
 
-    def _prompt(self) -> list[int]:
-        """Tokens that samples go on from: the setting, else the beginning of a line of the validation text."""
-        given = self.config.training.sample_prompt
-        if given:
-            return [int(token) for token in self.tokenizer.encode(given)]
-        text = self.corpus.val if len(self.corpus.val) else self.corpus.train
-        return [int(token) for token in text[: max(1, self.config.model.n_ctx // 4)]]
-
-    def _write(self, seed: int) -> list[int]:
-        loop, n_ctx = self.config.training, self.config.model.n_ctx
-        written = write_tokens(
-            self.engine,
-            n_ctx,
-            self._prompt(),
-            self.config.sampling,
-            seed=seed,
-            max_tokens=loop.sample_tokens,
-        )
-        return [token.token for token in written]
-
     def _sample(self) -> None:
         if not self.config.training.sample_tokens:
             return
-        prompt = self.tokenizer.decode(self._prompt())
-        text = self.tokenizer.decode(self._write(self.config.training.seed + self.step))
+        prompt = self.tokenizer.decode(self._samples.prompt)
+        text = self._samples.write(self.config.training.seed + self.step)
         self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
         self.observer.sampled(self.step, prompt, text)
 
@@ -313,13 +294,13 @@ class Trainer:
         if folder is not None:
             self.observer.saved(self.step, folder)
 
-    def _verdict(self) -> Verdict | None:
-        loop = self.config.training
-        if not loop.verdict_samples or not loop.sample_tokens:
+    def _verdict(self, stop: StopSignals) -> Verdict | None:
+        """What the run came to; nothing when the user does not wait for it."""
+        texts = self._samples.for_verdict(lambda: stop.requested)
+        if not texts or stop.requested:
             return None
-        seeds = range(loop.seed + 1000, loop.seed + 1000 + loop.verdict_samples)
         return verdict(
-            texts=[self.tokenizer.decode(self._write(seed)) for seed in seeds],
+            texts=texts,
             corpus=self.corpus,
             val_loss=self._val_loss,
             counting=self.counting(),
