@@ -79,6 +79,7 @@ TABLE = {
         (ABOVE,),
     ),
     "api": Row(("api",), (ABOVE,)),
+    "lab": Row(("lab",), (ABOVE,)),
     "surface": Row(("cli", "server", "__main__"), (ABOVE,)),
 }
 
