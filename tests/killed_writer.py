@@ -21,7 +21,7 @@ from posttrainllm.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from posttrainllm.checkpoint_folder import verify
+from posttrainllm.checkpoint_folder import verify_hashes
 from posttrainllm.tokenizer import ByteTokenizer
 from saved import make_state, make_values, small_config
 
@@ -41,7 +41,7 @@ def write(checkpoints: Path, step: int, attempt: int = 0) -> None:
 def check(checkpoints: Path) -> tuple[int, int]:
     """Return step and attempt of the newest checkpoint, once its numbers are known to be its own."""
     for folder in list_checkpoints(checkpoints):
-        verify(folder)  # no half of one, not even of an older one
+        verify_hashes(folder)  # no half of one, not even of an older one
     path, _ = newest_checkpoint(checkpoints)
     back = read_checkpoint(path)
     assert back.state is not None

@@ -40,7 +40,7 @@ from posttrainllm.checkpoint_folder import (
     remove_oldest,
     step_of,
     temporary_folder,
-    verify,
+    verify_hashes,
 )
 from posttrainllm.config import GPTConfig
 from posttrainllm.errors import CheckpointError
@@ -150,16 +150,16 @@ def write_checkpoint(
 
 
 def read_checkpoint(
-    path: str | os.PathLike[str], *, verify_hashes: bool = True, moments: bool = True
+    path: str | os.PathLike[str], *, verify: bool = True, moments: bool = True
 ) -> Checkpoint:
     """Read a checkpoint, the newest valid one of a run, or a Hugging Face GPT-2 folder.
 
-    ``verify_hashes=False`` compares only sizes; the checkpoints of a run are always verified.
+    ``verify=False`` compares only sizes; the checkpoints of a run are always verified.
     ``moments=False`` leaves the optimizer's numbers on the disk, two thirds of a checkpoint.
 
     Raises: CheckpointError, in one line that names the file, the field and the value.
     """
-    folder, notices = _locate(Path(path), verify_hashes=verify_hashes)
+    folder, notices = _locate(Path(path), verify=verify)
     config = parse_config(read_object(plain_file(folder, CONFIG_FILE)), folder / CONFIG_FILE)
     params = _read_params(folder, config)
     if not (folder / HASHES_FILE).exists():
@@ -230,7 +230,7 @@ def _json(document: object) -> bytes:
     return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _locate(path: Path, *, verify_hashes: bool) -> tuple[Path, tuple[str, ...]]:
+def _locate(path: Path, *, verify: bool) -> tuple[Path, tuple[str, ...]]:
     """Find the model folder that a path stands for, and check its hashes if it has any."""
     if not os.path.isdir(path):
         if not os.path.lexists(path):
@@ -245,7 +245,7 @@ def _locate(path: Path, *, verify_hashes: bool) -> tuple[Path, tuple[str, ...]]:
     if (path / "checkpoints").is_dir():
         return newest_checkpoint(path / "checkpoints")  # raises: there is none yet
     if os.path.lexists(path / HASHES_FILE) or os.path.lexists(path / STATE_FILE):
-        verify(path, contents=verify_hashes)
+        verify_hashes(path, contents=verify)
     return path, ()
 
 

@@ -158,7 +158,7 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path, tuple[str, ...]]:
     damaged: list[DamagedError] = []
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
-            verify(folder)
+            verify_hashes(folder)
         except DamagedError as error:
             damaged.append(error)
             continue
@@ -173,7 +173,7 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path, tuple[str, ...]]:
     )
 
 
-def verify(folder: Path, *, contents: bool = True) -> None:
+def verify_hashes(folder: Path, *, contents: bool = True) -> None:
     """Hold a checkpoint against its ``hashes.json``; without ``contents`` only the sizes.
 
     Raises: DamagedError, or another CheckpointError when a newer version wrote it.
