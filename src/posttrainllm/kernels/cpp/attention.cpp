@@ -70,55 +70,58 @@ struct Range {
   }
 };
 
+constexpr float NEVER = -3.0e38f;  // the score of a key that is not visible
+
+// Turns a row of products q.k into exp(score - m), m the row's maximum so far; updates the running
+// maximum and sum. Returns what earlier sums and outputs must be multiplied by.
+float softmax_row(float* row, i64 width, const Range& range, float scale, float* most, float* sum) {
+  vf top = splat(*most);
+  for (i64 s = 0; s < width; s += W) {
+    const vf score = range.keep(load(row + s) * splat(scale), splat(NEVER), s);
+    store(row + s, score);
+    top = larger(score, top);
+  }
+  const float m = max_lanes(top);
+  const vf shift = splat(m == NEVER ? 0.0f : m);  // no key seen yet: all weights are exp(NEVER) = 0
+  vf total = splat(0.0f);
+  for (i64 s = 0; s < width; s += W) {
+    const vf p = exp(load(row + s) - shift);
+    store(row + s, p);
+    total += p;
+  }
+  const float shrink = m == *most ? 1.0f : *most == NEVER ? 0.0f : exp(splat(*most) - shift)[0];
+  *sum = *sum * shrink + sum_lanes(total);
+  *most = m;
+  return shrink;
+}
+
 // One block of queries: all its blocks of keys, then the division by the sums.
 void forward_block(float* out, float* lse, const float* qkv, const i32* segment_start,
                    const float* keys_transposed, const Shape& a, i64 b, i64 h, i64 i) {
-  alignas(64) float P[BLOCK * BLOCK];
-  float most[BLOCK], sum[BLOCK];
+  alignas(64) float band[ROWS * BLOCK], most[BLOCK], sum[BLOCK];
   const i64 q0 = i * BLOCK, q1 = min(a.T, q0 + BLOCK), stride = 3 * a.C;
   const float* q = qkv + b * a.T * stride + h * a.D;
   const float* v = q + 2 * a.C;
   out += b * a.T * a.C + h * a.D;
   segment_start += b * a.T;
-  const i64 j0 = first_block(segment_start, q0, q1);
-  const vf scale = splat(a.scale), never = splat(-3.0e38f), zero = splat(0.0f);
   for (i64 t = 0; t < BLOCK; t++) {
-    most[t] = never[0];
+    most[t] = NEVER;
     sum[t] = 0.0f;
   }
+  const i64 j0 = first_block(segment_start, q0, q1);
   for (i64 j = j0; j <= i; j++) {
     const i64 k0 = j * BLOCK;
+    const float* keys = keys_transposed + k0 * a.D;
     for (i64 t0 = q0; t0 < q1; t0 += ROWS) {
       const i64 t1 = min(q1, t0 + ROWS), seen = visible(k0, t1), width = round_up(seen, W);
-      float* band = P + (t0 - q0) * BLOCK;
-      product(band, BLOCK, q + t0 * stride, stride, 1, keys_transposed + j * BLOCK * a.D, BLOCK,
-              t1 - t0, width, a.D, false);
+      product(band, BLOCK, q + t0 * stride, stride, 1, keys, BLOCK, t1 - t0, width, a.D, false);
       for (i64 t = t0; t < t1; t++) {
-        float* row = band + (t - t0) * BLOCK;
-        float *old_most = most + t - q0, *old_sum = sum + t - q0;
-        const Range range(segment_start[t], t, k0);
-        vf top = never;
-        for (i64 s = 0; s < width; s += W) {
-          const vf score = range.keep(load(row + s) * scale, never, s);
-          store(row + s, score);
-          top = larger(score, top);
-        }
-        const float m = max_lanes(larger(splat(*old_most), top));
-        vf total = zero;
-        for (i64 s = 0; s < width; s += W) {
-          const vf p = range.keep(exp(load(row + s) - splat(m)), zero, s);
-          store(row + s, p);
-          total += p;
-        }
-        const float shrink = exp(splat(*old_most - m))[0];
-        *old_sum = *old_sum * shrink + sum_lanes(total);
-        *old_most = m;
-        if (j > j0 && shrink != 1.0f) {
-          float* o = out + t * a.C;
-          for_lanes(a.D, [=](i64 d, auto lanes) {
-            put(o + d, get(o + d, lanes) * splat(shrink), lanes);
-          });
-        }
+        const float shrink = softmax_row(band + (t - t0) * BLOCK, width, {segment_start[t], t, k0},
+                                         a.scale, most + t - q0, sum + t - q0);
+        if (j == j0 || shrink == 1.0f) continue;
+        float* o = out + t * a.C;
+        for_lanes(a.D,
+                  [=](i64 d, auto lanes) { put(o + d, get(o + d, lanes) * splat(shrink), lanes); });
       }
       product(out + t0 * a.C, a.C, band, BLOCK, 1, v + k0 * stride, stride, t1 - t0, a.D, seen,
               j > j0);
@@ -128,8 +131,10 @@ void forward_block(float* out, float* lse, const float* qkv, const i32* segment_
     const vf inverse = splat(1.0f / sum[t - q0]);
     float* o = out + t * a.C;
     for_lanes(a.D, [=](i64 d, auto lanes) { put(o + d, get(o + d, lanes) * inverse, lanes); });
-    lse[(b * a.H + h) * a.T + t] = most[t - q0] + log(sum[t - q0]);
   }
+  float* saved = lse + (b * a.H + h) * a.T + q0;
+  for_lanes(q1 - q0,
+            [&](i64 t, auto lanes) { put(saved + t, load(most + t) + log(load(sum + t)), lanes); });
 }
 
 struct Backward {
@@ -165,10 +170,10 @@ void backward_block(const Backward& x, const Shape& a, i64 b, i64 h, i64 i, i64 
       const Range range(segment_start[t], t, k0);
       const vf lse = splat(x.lse[head * a.T + t]), row_sum = splat(x.row_sums[head * a.T + t]);
       for (i64 s = 0; s < width; s += W) {
-        const vf p = exp(fma(load(p_row + s), splat(a.scale), -lse));
-        const vf ds = p * (load(s_row + s) - row_sum) * splat(a.scale);
-        store(p_row + s, range.keep(p, splat(0.0f), s));
-        store(s_row + s, range.keep(ds, splat(0.0f), s));
+        const vf score = range.keep(load(p_row + s) * splat(a.scale), splat(NEVER), s);
+        const vf p = exp(score - lse);
+        store(p_row + s, p);
+        store(s_row + s, p * (load(s_row + s) - row_sum) * splat(a.scale));
       }
     }
     if constexpr (QUERIES) {

@@ -28,7 +28,7 @@ void cross_entropy_forward(float* row_loss, float* lse, const float* logits, con
       for_lanes(V, [&](i64 v, auto lanes) {
         sum += keep(exp(get(z + v, lanes) - splat(m)), splat(0.0f), lanes);
       });
-      const float rest = log(sum_lanes(sum));
+      const float rest = log(splat(sum_lanes(sum)))[0];
       lse[n] = m + rest;
       row_loss[n] = targets[n] < 0 ? 0.0f : (m - z[targets[n]]) + rest;
     }

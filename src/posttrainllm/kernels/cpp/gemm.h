@@ -24,8 +24,7 @@ constexpr int MR = 4, NV = 2;
 constexpr i64 NR = NV * W;
 constexpr i64 KC = 256;           // a panel of B (KC x NR) stays in the first-level cache
 constexpr i64 MC = 64 / MR * MR;  // a block of A (MC x KC, 64 KiB) in the second-level cache
-constexpr i64 NC = 1536 / NR * NR;
-constexpr i64 PACK = 1 << 20;     // floats of packed B at a time
+constexpr i64 PACK = 1 << 18;     // floats of packed B at a time
 constexpr i64 ENOUGH_TILES = 16;  // tiles of C to cut even a small product into
 
 struct Gemm {
@@ -46,7 +45,8 @@ struct Blocking {
   // packed at a time; mc and panels: rows and panels of B in a tile of C.
   Blocking(i64 M, i64 N, i64 K) {
     kc = round_up(ceil_div(K, ceil_div(K, KC)), 4);
-    nc = N <= NC ? N : round_up(ceil_div(N, ceil_div(N, NC)), NR);
+    const i64 most = PACK / kc / NR * NR;
+    nc = N <= most ? N : round_up(ceil_div(N, ceil_div(N, most)), NR);
     ks = kc * min(ceil_div(K, kc), max(1, PACK / (kc * round_up(nc, W))));
     mc = min(MC, round_up(ceil_div(M, ENOUGH_TILES), MR));
     const i64 bands = ceil_div(M, mc);
@@ -82,23 +82,41 @@ inline void pack_b(float* out, i64 width, const float* b, i64 b_row, i64 b_col, 
     for (i64 k = 0; k < K; k++) out[k * width + n] = n < cols ? b[n * b_col + k * b_row] : 0.0f;
 }
 
-// out[k * MR + m] = a(m, k) for m < rows, 0 up to MR.
+inline void copy_group(float* out, const float* from) {
+  int m = 0;
+  for (; m + 4 <= MR; m += 4) store4(out + m, load4(from + m));
+  for (; m < MR; m++) out[m] = from[m];
+}
+
+// Panels of MR rows: out[(m / MR) * MR * K + k * MR + m % MR] = a(m, k) for m < rows, 0 behind.
 inline void pack_a(float* out, const float* a, i64 a_row, i64 a_col, i64 K, i64 rows) {
-  i64 m = 0;
-  if (a_col == 1) {
-    for (; m + 4 <= rows; m += 4) {
-      const float* from = a + m * a_row;
-      i64 k = 0;
-      for (; k + 4 <= K; k += 4) transpose4(out + k * MR + m, MR, from + k, a_row);
-      for (; k < K; k++)
-        for (i64 i = 0; i < 4; i++) out[k * MR + m + i] = from[i * a_row + k];
+  if (a_row ==
+      1) {  // k outside, so that each line of a is read once although rows of a lie far apart
+    const i64 whole = rows / MR * MR;
+    for (i64 k = 0; k < K; k++) {
+      const float* from = a + k * a_col;
+      for (i64 m = 0; m < whole; m += MR) copy_group(out + m * K + k * MR, from + m);
+      if (whole < rows) {
+        for (i64 m = whole; m < whole + MR; m++)
+          out[whole * K + k * MR + m - whole] = m < rows ? from[m] : 0.0f;
+      }
     }
-  } else {
-    for (; m + 4 <= rows; m += 4)
-      for (i64 k = 0; k < K; k++) store4(out + k * MR + m, load4(a + m + k * a_col));
+    return;
   }
-  for (; m < MR; m++)
-    for (i64 k = 0; k < K; k++) out[k * MR + m] = m < rows ? a[m * a_row + k * a_col] : 0.0f;
+  for (i64 m0 = 0; m0 < rows; m0 += MR) {
+    float* panel = out + m0 * K;
+    i64 m = 0;
+    for (; m + 4 <= MR && m0 + m + 4 <= rows; m += 4) {
+      const float* from = a + (m0 + m) * a_row;
+      i64 k = 0;
+      for (; k + 4 <= K; k += 4) transpose4(panel + k * MR + m, MR, from + k, a_row);
+      for (; k < K; k++)
+        for (i64 i = 0; i < 4; i++) panel[k * MR + m + i] = from[i * a_row + k];
+    }
+    for (; m < MR; m++)
+      for (i64 k = 0; k < K; k++)
+        panel[k * MR + m] = m0 + m < rows ? a[(m0 + m) * a_row + k] : 0.0f;
+  }
 }
 
 // c (rows x cols, at most MR x VECTORS * W) = a panel of A times a panel of B (+ bias), or += .
@@ -110,7 +128,6 @@ void microkernel(i64 K, const float* a, const float* b, float* c, i64 ldc, i64 r
   for (int m = 0; m < MR; m++)
 #pragma clang loop unroll(full)
     for (int v = 0; v < VECTORS; v++) sum[m][v] = splat(0.0f);
-#pragma clang loop unroll_count(2)
   for (i64 k = 0; k < K; k++) {
     vf column[VECTORS];
 #pragma clang loop unroll(full)
@@ -173,10 +190,7 @@ inline void gemm(const Gemm& g, const Work& work) {
         const i64 p0 = tile % stripes * blocking.panels, p1 = min(panels, p0 + blocking.panels);
         for (i64 k = 0; k < ks; k += kc) {
           const i64 depth = min(kc, ks - k);
-          for (i64 m = 0; m < rows; m += MR) {
-            pack_a(block + m * depth, g.a + (m0 + m) * g.a_row + (k0 + k) * g.a_col, g.a_row,
-                   g.a_col, depth, min(MR, rows - m));
-          }
+          pack_a(block, g.a + m0 * g.a_row + (k0 + k) * g.a_col, g.a_row, g.a_col, depth, rows);
           const bool start = k0 + k == 0;
           for (i64 p = p0; p < p1; p++) {
             const i64 n = p * NR, cols = min(NR, nc - n);

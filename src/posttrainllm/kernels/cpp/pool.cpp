@@ -67,16 +67,18 @@ i64 now() {
   return i64(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// Spins until done() or until SPIN_NS have passed; returns done().
+// Spins until done() or until SPIN_NS have passed; returns done(). It offers its core every few checks:
+// where more threads run than there are cores, the one it waits for may need this very core.
 template <class Done>
 bool spin(const Done& done) {
   if (done()) return true;
   const i64 end = now() + SPIN_NS;
   do {
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 32; i++) {
       if (done()) return true;
       pause();
     }
+    sched_yield();
   } while (now() < end);
   return done();
 }

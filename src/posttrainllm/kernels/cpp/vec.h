@@ -78,7 +78,8 @@ inline vf sqrt(vf x) { return __builtin_elementwise_sqrt(x); }
 inline float sqrt(float x) { return __builtin_elementwise_sqrt(x); }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 
-// Sums and maxima over lanes, in one fixed order: halves are folded onto each other.
+// Sums and maxima over lanes, in one fixed order: halves are folded onto each other. (Compilers turn
+// the loops into shuffles; writing those by hand gained nothing.)
 inline float sum_lanes(vf x) {
   float t[W];
   store(t, x);
@@ -117,30 +118,29 @@ inline vf exp(vf x) {
   return x < low ? splat(0.0f) : result;
 }
 
-// log(x) for a normal x >= 1, NaN for NaN: x = 2^n m with m in [sqrt(1/2), sqrt(2)), Cephes'
-// polynomial in m - 1. Within 1 ulp of the result plus rounding of n ln2.
-inline float log(float x) {
-  if (!(x < 3.0e38f)) return x;
-  const i32 bits = __builtin_bit_cast(i32, x);
-  i32 n = (bits >> 23) - 126;
-  float m = __builtin_bit_cast(float, (bits & 0x007fffff) | 0x3f000000);  // [0.5, 1)
-  if (m < 0.70710678f) {
-    m += m;
-    n -= 1;
-  }
-  const float f = m - 1.0f, z = f * f;
-  float p = 7.0376836292e-2f;
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
-  const float e = float(n);
-  const float y = f * z * p + e * -2.12194440e-4f - 0.5f * z;
-  return (f + y) + e * 0.693359375f;
+// log(x) for normal x > 0, NaN for NaN: x = 2^n m with m in [sqrt(1/2), sqrt(2)), and Cephes'
+// polynomial in m - 1. Within 1 ulp of the result plus the rounding of n ln2.
+inline vf log(vf x) {
+  const vi bits = __builtin_bit_cast(vi, x);
+  vi n = (bits >> 23) - vi(126);
+  vf m = __builtin_bit_cast(vf, (bits & vi(0x007fffff)) | vi(0x3f000000));  // [0.5, 1)
+  const vi low = m < splat(0.70710678f);
+  m = low ? m + m : m;
+  n += low;  // true is -1
+  const vf e = __builtin_convertvector(n, vf), f = m - splat(1.0f), z = f * f;
+  vf p = splat(7.0376836292e-2f);
+  p = fma(p, f, splat(-1.1514610310e-1f));
+  p = fma(p, f, splat(1.1676998740e-1f));
+  p = fma(p, f, splat(-1.2420140846e-1f));
+  p = fma(p, f, splat(1.4249322787e-1f));
+  p = fma(p, f, splat(-1.6668057665e-1f));
+  p = fma(p, f, splat(2.0000714765e-1f));
+  p = fma(p, f, splat(-2.4999993993e-1f));
+  p = fma(p, f, splat(3.3333331174e-1f));
+  vf y = fma(e, splat(-2.12194440e-4f), f * z * p);
+  y = fma(z, splat(-0.5f), y);
+  const vf result = fma(e, splat(0.693359375f), f + y);
+  return x == x ? result : x;
 }
 
 // Writes the transpose of a 4 x 4 block: out[c * out_stride + r] = in[r * in_stride + c].
