@@ -12,26 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrainllm.checkpoint import Checkpoint, read_checkpoint
+from posttrainllm.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
 from posttrainllm.config import (
     EngineConfig,
     GPTConfig,
     SamplingConfig,
     TrainConfig,
+    load_config,
     replace,
     settings_of,
 )
 from posttrainllm.corpus import Corpus, open_corpus
+from posttrainllm.counting import lines as counting_lines
 from posttrainllm.engine_choice import inference_engine
 from posttrainllm.engines.base import Engine
-from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
+from posttrainllm.evaluate import Evaluation, evaluate
 from posttrainllm.generate import write_text
 from posttrainllm.observer import Observer, Silent
 from posttrainllm.runs import Run as RunFolder
 from posttrainllm.runs import create_run, resolve_run
+from posttrainllm.samples import Samples
 from posttrainllm.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.tokenizer import load as load_tokenizer
 from posttrainllm.trainer import Trainer
+from posttrainllm.writing import Verdict, verdict
 
 #: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
 FREE = (
@@ -161,6 +166,15 @@ def _same_build(config: TrainConfig, checkpoint: Checkpoint, observer: Observer)
     return replace(config, {"engine.cpp_build": build})
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What ``Model.measure`` found, and on which text."""
+
+    corpus: Corpus
+    evaluation: Evaluation
+    verdict: Verdict
+
+
 @dataclass
 class Model:
     """A trained model, ready to write."""
@@ -169,6 +183,60 @@ class Model:
     tokenizer: Tokenizer
     engine: Engine
     checkpoint: Checkpoint
+    batch: int
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How its run samples; the defaults for a model that was not trained here."""
+        state = self.checkpoint.state
+        return SamplingConfig() if state is None else state.config.sampling
+
+    def measure(
+        self,
+        sources: Sequence[str] = (),
+        *,
+        windows: int | None = None,
+        samples: int | None = None,
+    ) -> Measured:
+        """Evaluate on the validation part of the run's text, or of another, and judge what the model writes.
+
+        ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all.
+
+        Raises: CorpusError when there is no validation part, or the run's text is no longer what it was.
+        """
+        state = self.checkpoint.state
+        config = load_config() if state is None else state.config
+        sizes = {f"model.{key}": value for key, value in self.config.model_dump().items()}
+        if samples is not None:
+            sizes["training.verdict_samples"] = samples
+        config = replace(config, sizes)
+        corpus = open_corpus(
+            sources or config.data.corpus,
+            val_fraction=config.data.val_fraction,
+            tokenizer=self.tokenizer,
+            sha256=state.corpus.sha256 if state and not sources else None,
+        )
+        corpus.check(self.config.n_ctx)
+        if not len(corpus.val):
+            raise CorpusError(
+                "this run kept no text for validation", "name another text: --corpus FILE"
+            )
+        evaluation = evaluate(
+            self.engine,
+            corpus,
+            n_ctx=self.config.n_ctx,
+            batch=self.batch,
+            windows=config.training.final_windows if windows is None else windows,
+        )
+        judged = verdict(
+            texts=Samples(self.engine, config, corpus, self.tokenizer).for_verdict(),
+            corpus=corpus,
+            val_loss=evaluation.loss,
+            counting=counting_lines(corpus.train, corpus.val, self.config.n_vocab),
+            config=config,
+            best_val_loss=None if state is None else state.best_val_loss,
+        )
+        return Measured(corpus, evaluation, judged)
 
     def stream(
         self,
@@ -185,7 +253,7 @@ class Model:
             self.config.n_ctx,
             self.tokenizer,
             prompt,
-            sampling or SamplingConfig(),
+            sampling or self.sampling,
             seed=seed,
             max_tokens=max_tokens,
             stop=stop,
@@ -197,11 +265,34 @@ class Model:
 
 
 def open_model(
-    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int = 1
+    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int | None = 1
 ) -> Model:
-    """Load a run's newest checkpoint, a checkpoint folder or a Hugging Face GPT-2 folder. Raises: CheckpointError, EngineError."""
+    """Load a run's newest checkpoint, a checkpoint folder or a Hugging Face GPT-2 folder.
+
+    ``engine`` is the one it was trained on unless given; ``batch`` None plans for as many rows at a time as it was trained with.
+
+    Raises: CheckpointError, EngineError.
+    """
     checkpoint = read_checkpoint(resolve_run(name, runs_dir), moments=False)
-    chosen = engine or EngineConfig()
-    loaded = inference_engine(checkpoint.config, chosen, batch=batch)
+    config = None if checkpoint.state is None else checkpoint.state.config
+    if engine is None:
+        engine = EngineConfig() if config is None else EngineConfig(name=config.engine.name)
+    if batch is None:
+        batch = 1 if config is None else config.data.batch_size
+    loaded = inference_engine(checkpoint.config, engine, batch=batch)
     loaded.load(checkpoint.params)
-    return Model(checkpoint.config, load_tokenizer(checkpoint.path), loaded, checkpoint)
+    return Model(checkpoint.config, load_tokenizer(checkpoint.path), loaded, checkpoint, batch)
+
+
+def newest_run(runs_dir: Path) -> str:
+    """The name of the run with the newest checkpoint. Raises: CheckpointError when there is none."""
+    found = [
+        (folder.stat().st_mtime, folder.parent.name)
+        for folder in runs_dir.glob("*/checkpoints")
+        if list_checkpoints(folder)
+    ]
+    if not found:
+        raise CheckpointError(
+            f"there is no trained model in {runs_dir}", "train one first: posttrainllm train"
+        )
+    return max(found)[1]

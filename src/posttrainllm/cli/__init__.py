@@ -17,7 +17,9 @@ import typer
 from typer.main import get_command
 
 from posttrainllm import __version__
+from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.failures import exit_code
+from posttrainllm.cli.generate import generate
 from posttrainllm.cli.train import train
 
 EVERYDAY, DATA, LAB = "Everyday", "Data", "Lab"
@@ -50,6 +52,8 @@ def start(
 
 
 app.command(rich_help_panel=EVERYDAY)(train)
+app.command(rich_help_panel=EVERYDAY)(generate)
+app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
 
 if find_spec("posttrainllm.cli.lab"):
     import_module("posttrainllm.cli.lab").register(app)

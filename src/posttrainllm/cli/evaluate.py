@@ -1,0 +1,89 @@
+"""``posttrainllm eval``: how good a model is on text that it has not seen, and what its writing is like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from posttrainllm.session import Measured
+
+
+def evaluate(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, a checkpoint folder or a Hugging Face GPT-2 folder; the newest run if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="Another text: its validation part is used. Can be repeated."),
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(help="Windows to measure; 0 is all of them.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Texts to write and judge; 0 is none.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="numpy, cpp, torch or auto; the run's if left out.")
+    ] = None,
+    runs_dir: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a model: its loss, real words and copied text."""
+    from posttrainllm.api import RUNS_DIR
+    from posttrainllm.cli.figures import one_line
+    from posttrainllm.cli.terminal import fields
+    from posttrainllm.config import EngineConfig
+    from posttrainllm.session import newest_run, open_model
+
+    folder = runs_dir or Path(RUNS_DIR)
+    chosen = EngineConfig.model_validate({"name": engine}) if engine else None
+    model = open_model(run or newest_run(folder), runs_dir=folder, engine=chosen, batch=None)
+    found = model.measure(corpus or (), windows=windows, samples=samples)
+    if as_json:
+        print_figures(str(model.checkpoint.path), found)
+        return
+    evaluation = found.evaluation
+    rows = [
+        ("model", str(model.checkpoint.path)),
+        (
+            "text",
+            f"{found.corpus.name}: {evaluation.windows:,} windows, {evaluation.tokens:,} tokens "
+            "of its validation part",
+        ),
+        ("loss", f"{evaluation.loss:.4f} nats a token, {found.verdict.standing}"),
+        ("bits a byte", f"{evaluation.bits_per_byte:.4f}"),
+        ("perplexity", f"{evaluation.perplexity:.3f}"),
+    ]
+    rows += [
+        (label, value)
+        for label, _, value in (line.partition(": ") for line in found.verdict.lines())
+        if label not in ("validation loss", "next")
+    ]
+    fields((label, one_line(value)) for label, value in rows)
+
+
+def print_figures(model: str, found: Measured) -> None:
+    """Print what was measured as one JSON object."""
+    from posttrainllm.trainer_state import finite
+
+    evaluation = found.evaluation
+    figures = {
+        "model": model,
+        "corpus": found.corpus.name,
+        "windows": evaluation.windows,
+        "tokens": evaluation.tokens,
+        "loss": evaluation.loss,
+        "bits_per_byte": evaluation.bits_per_byte,
+        "perplexity": evaluation.perplexity,
+        **found.verdict.figures(),
+    }
+    print(json.dumps(finite(figures), allow_nan=False))
