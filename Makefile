@@ -44,7 +44,7 @@ golden: $(VENV)/.dev kernels ## make the golden values again, from the numpy eng
 	@$(PY) tests/golden/make_golden.py $(ARGS)
 
 kernels: $(VENV)/.base ## compile the C++ kernels that changed
-	@$(PY) -m posttrainllm.kernels.build
+	@$(PY) -m posttrainllm.kernels
 
 clean: ## remove .venv, builds and caches (runs/ and the fetched text stay)
 	@rm -rf $(VENV) build dist src/*.egg-info src/posttrainllm/kernels/lib
@@ -61,7 +61,7 @@ $(VENV)/.base: pyproject.toml setup.py | $(VENV)/.python
 	@echo "setup: installing the build tools (a C++ compiler from PyPI, about 100 MB)"
 	@$(PY) tools/build_requires.py >$(VENV)/build-requires.txt
 	@$(call quietly,$(PY) -m pip install -r $(VENV)/build-requires.txt)
-	@PYTHONPATH=src $(PY) -m posttrainllm.kernels.build --prefix "setup: kernels"
+	@PYTHONPATH=src $(PY) -m posttrainllm.kernels --prefix "setup: kernels"
 	@echo "setup: fetching the default text (TinyShakespeare)"
 	@PYTHONPATH=src $(PY) -m posttrainllm.datasets
 	@echo "setup: installing posttrainllm"

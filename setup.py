@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 from posttrainllm.datasets import fetch_shakespeare
 from posttrainllm.errors import PosttrainError
-from posttrainllm.kernels.build import compile_builds
+from posttrainllm.kernels.build import compile_builds, host_target
+from posttrainllm.kernels.build_wasm import WASM
 
 
 class BuildAssets(Command):
@@ -41,7 +42,8 @@ class BuildAssets(Command):
     def run(self):
         """Make what is missing or out of date."""
         try:
-            compile_builds(report=lambda line: print(f"kernels: {line}", flush=True))
+            for target in (host_target(), WASM):
+                compile_builds(target, report=lambda line: print(f"kernels: {line}", flush=True))
             fetch_shakespeare()
         except PosttrainError as error:
             sys.exit(f"error: {error}")

@@ -1,19 +1,20 @@
 """Compile the C++ kernels, and find the compiled libraries again.
 
-One home for the compiler flags: ``setup.py`` calls :func:`compile_builds` when a wheel is made, and
-a developer calls ``python -m posttrainllm.kernels.build`` (``make kernels``). The compiler is zig's
-clang from PyPI (``ziglang``), so no system compiler is needed; it is needed at build time only.
+``setup.py`` calls :func:`compile_builds` when a wheel is made, and a developer calls
+``python -m posttrainllm.kernels`` (``make kernels``). The compiler is zig's clang from PyPI
+(``ziglang``), so no system compiler is needed; it is needed at build time only.
 
 All ``cpp/*.cpp`` go into one shared library, once for every instruction set of the machine's
 architecture. A small JSON file beside each library says what it was built from; its ``id`` is
 what a training run records, because bit-identical results are promised for one build only.
 
-This module imports nothing heavy: it runs inside an isolated build environment. Next: ``cpp/``.
+This module imports nothing heavy: it runs inside an isolated build environment. Its functions are
+about the libraries of this machine, or about those of the ``target`` they are given: WebAssembly's
+stands in ``build_wasm.py``. Next: ``cpp/``.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -47,12 +48,12 @@ FLAGS = (
     "-ffp-contract=off",
     "-fno-sanitize=all",
     "-nostdlib++",
-    "-pthread",
-    "-shared",
     "-s",
     "-Wall",
     "-Wextra",
 )
+
+NATIVE_FLAGS = ("-pthread", "-shared")
 
 # A missing symbol is an error of the build and not of the first import, and two builds in one process
 # (the op tests load all of them) never call into each other. The other formats do so by default.
@@ -66,12 +67,24 @@ class Target:
     triple: str
     suffix: str
     processors: dict[str, str]
+    prefix: str = "libposttrain-"
 
     def command(self, build: str) -> list[str]:
         """Compiler arguments for one build, without sources and output."""
         elf = ELF_FLAGS if self.suffix == ".so" else ()
         mcpu = f"-mcpu={self.processors[build]}"
-        return ["cc", "-x", "c++", *FLAGS, *elf, "-target", self.triple, mcpu]
+        return ["cc", "-x", "c++", *FLAGS, *NATIVE_FLAGS, *elf, "-target", self.triple, mcpu]
+
+    def units(self, build: str, sources: Path) -> list[Path]:
+        """The files that are compiled for one build."""
+        return sorted(sources.glob("*.cpp"))
+
+    def finish(self, build: str, library: Path) -> None:
+        """What is done to a library after linking: nothing."""
+
+    def library(self, build: str, folder: Path) -> Path:
+        """Where the library of one build lies in a folder."""
+        return folder / f"{self.prefix}{build}{self.suffix}"
 
 
 @cache
@@ -100,29 +113,30 @@ def host_target() -> Target:
     return Target(f"{machine}-linux-{libc}", ".so", processors)
 
 
-def library_path(build: str) -> Path:
+def library_path(build: str, target: Target | None = None) -> Path:
     """Where the library of ``build`` ("plain", "avx2", "avx512") is, built or not."""
-    target = host_target()
+    target = target or host_target()
     if build not in target.processors:
         known = ", ".join(target.processors)
         raise EngineError(f"no kernel build '{build}' on {target.triple}", f"builds here: {known}")
-    return _library(LIBRARY_DIR, build, target)
+    return target.library(build, LIBRARY_DIR)
 
 
-def available_builds() -> list[str]:
+def available_builds(target: Target | None = None) -> list[str]:
     """The builds whose library is there, from the most portable to the fastest.
 
     Whether this processor can run one is for the engine to find out before it loads it.
     """
-    return [build for build in host_target().processors if library_path(build).is_file()]
+    target = target or host_target()
+    return [build for build in target.processors if library_path(build, target).is_file()]
 
 
-def build_info(build: str) -> dict[str, str]:
+def build_info(build: str, target: Target | None = None) -> dict[str, str]:
     """What the library of ``build`` was made from: id, compiler, command, hashes.
 
     Raises: EngineError when it has not been built.
     """
-    path = library_path(build)
+    path = library_path(build, target)
     try:
         info: dict[str, str] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -133,27 +147,29 @@ def build_info(build: str) -> dict[str, str]:
     return info
 
 
-def build_id(build: str) -> str:
+def build_id(build: str, target: Target | None = None) -> str:
     """Sixteen hex digits that change with the sources, the flags and the compiler."""
-    return build_info(build)["id"]
+    return build_info(build, target)["id"]
 
 
-def stale_builds() -> list[str]:
+def stale_builds(target: Target | None = None) -> list[str]:
     """The builds that are missing or were made from other sources or flags than those here now."""
+    target = target or host_target()
     stale = []
-    for build in host_target().processors:
+    for build in target.processors:
         try:
-            info = build_info(build)
+            info = build_info(build, target)
         except EngineError:
             stale.append(build)
             continue
-        now = _describe(build, host_target(), info["compiler"], _hash_sources(SOURCE_DIR))
-        if now["id"] != info["id"] or not library_path(build).is_file():
+        now = _describe(build, target, info["compiler"], _hash_sources(SOURCE_DIR))
+        if now["id"] != info["id"] or not library_path(build, target).is_file():
             stale.append(build)
     return stale
 
 
 def compile_builds(
+    target: Target | None = None,
     *,
     builds: Iterable[str] | None = None,
     sources: Path = SOURCE_DIR,
@@ -168,7 +184,7 @@ def compile_builds(
 
     Raises: EngineError with the compiler's output when a source does not compile.
     """
-    target = host_target()
+    target = target or host_target()
     chosen = list(builds or target.processors)
     for build in chosen:
         if build not in target.processors:
@@ -184,7 +200,6 @@ def compile_builds(
     count = f"{len(todo)} build{'s' if len(todo) > 1 else ''}"
     report(f"compiling {count} for {target.triple} ({', '.join(todo)}; about 15 s)")
     started = time.monotonic()
-    units = sorted(sources.glob("*.cpp"))
     with (
         tempfile.TemporaryDirectory(dir=destination, prefix=".scratch-") as scratch,
         ThreadPoolExecutor(max_workers=min(len(todo), os.cpu_count() or 1)) as pool,
@@ -194,15 +209,17 @@ def compile_builds(
         def compile_one(build: str) -> None:
             folder = Path(scratch) / build
             folder.mkdir()
-            library = _library(folder, build, target)
-            command = [zig, *target.command(build), *map(str, units), "-o", str(library)]
+            library = target.library(build, folder)
+            units = map(str, target.units(build, sources))
+            command = [zig, *target.command(build), *units, "-o", str(library)]
             result = subprocess.run(command, capture_output=True, text=True, env=environment)
             if result.returncode != 0:
                 raise EngineError(f"the '{build}' kernels do not compile", result.stderr.strip())
             if result.stderr.strip():
                 report(f"{build}: {result.stderr.strip()}")
+            target.finish(build, library)
             info = wanted[build] | {"library_sha256": _hash_file(library)}
-            final = _library(destination, build, target)
+            final = target.library(build, destination)
             final.with_suffix(".json").unlink(missing_ok=True)
             library.replace(final)  # the description comes last: without it a library is not ours
             record = folder / "info.json"
@@ -212,10 +229,6 @@ def compile_builds(
         list(pool.map(compile_one, todo))
     report(f"compiled in {time.monotonic() - started:.0f} s")
     return todo
-
-
-def _library(folder: Path, build: str, target: Target) -> Path:
-    return folder / f"libposttrain-{build}{target.suffix}"
 
 
 def _find_compiler() -> tuple[str, str]:
@@ -270,7 +283,7 @@ def _describe(build: str, target: Target, compiler: str, sources: str) -> dict[s
 
 
 def _is_current(folder: Path, build: str, target: Target, wanted: dict[str, str]) -> bool:
-    library = _library(folder, build, target)
+    library = target.library(build, folder)
     try:
         info = json.loads(library.with_suffix(".json").read_text(encoding="utf-8"))
         current = info["id"] == wanted["id"] and info["library_sha256"] == _hash_file(library)
@@ -280,31 +293,8 @@ def _is_current(folder: Path, build: str, target: Target, wanted: dict[str, str]
 
 
 def _remove_foreign(folder: Path, target: Target) -> None:
-    ours = {_library(folder, build, target) for build in target.processors}
+    ours = {target.library(build, folder) for build in target.processors}
     ours |= {path.with_suffix(".json") for path in ours}
-    for path in folder.glob("libposttrain-*"):
+    for path in folder.glob(f"{target.prefix}*"):
         if path not in ours:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def main() -> int:
-    """Compile what is not up to date (``make kernels``)."""
-    parser = argparse.ArgumentParser(prog="posttrainllm.kernels.build", description=main.__doc__)
-    parser.add_argument("builds", nargs="*", help="plain, avx2, avx512 (default: all)")
-    parser.add_argument("--force", action="store_true", help="compile even what is up to date")
-    parser.add_argument("--prefix", default="kernels", help="first word of each line of output")
-    arguments = parser.parse_args()
-    try:
-        compile_builds(
-            builds=arguments.builds,
-            force=arguments.force,
-            report=lambda line: print(f"{arguments.prefix}: {line}", flush=True),
-        )
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
