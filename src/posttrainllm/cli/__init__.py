@@ -17,9 +17,12 @@ import typer
 from typer.main import get_command
 
 from posttrainllm import __version__
+from posttrainllm.cli.corpus import corpus
 from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.failures import exit_code
 from posttrainllm.cli.generate import generate
+from posttrainllm.cli.presets import presets
+from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
 
 EVERYDAY, DATA, LAB = "Everyday", "Data", "Lab"
@@ -54,6 +57,9 @@ def start(
 app.command(rich_help_panel=EVERYDAY)(train)
 app.command(rich_help_panel=EVERYDAY)(generate)
 app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
+app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
+app.command(rich_help_panel=EVERYDAY)(presets)
+app.command(rich_help_panel=DATA)(corpus)
 
 if find_spec("posttrainllm.cli.lab"):
     import_module("posttrainllm.cli.lab").register(app)

@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrainllm.cli.options import AsJson, ModelEngine, ModelName, RunsDir
+
 if TYPE_CHECKING:
     from posttrainllm.session import Measured
 
 
 def evaluate(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run, a checkpoint folder or a Hugging Face GPT-2 folder; the newest run if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    run: ModelName = None,
     corpus: Annotated[
         list[str] | None,
         typer.Option(help="Another text: its validation part is used. Can be repeated."),
@@ -31,11 +26,9 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(help="Texts to write and judge; 0 is none.")
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="numpy, cpp, torch or auto; the run's if left out.")
-    ] = None,
-    runs_dir: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: ModelEngine = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model: its loss, real words and copied text."""
     from posttrainllm.api import RUNS_DIR

@@ -8,18 +8,13 @@ from typing import Annotated
 
 import typer
 
+from posttrainllm.cli.options import ModelEngine, ModelName, RunsDir
+
 SAMPLING = "Sampling"
 
 
 def generate(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run, a checkpoint folder or a Hugging Face GPT-2 folder; the newest run if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    run: ModelName = None,
     prompt: Annotated[
         str | None,
         typer.Option(help="Text to go on from; - reads it from standard input."),
@@ -50,10 +45,8 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same text.", rich_help_panel=SAMPLING)
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="numpy, cpp, torch or auto; the run's if left out.")
-    ] = None,
-    runs_dir: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
+    engine: ModelEngine = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Let a model write: go on from a prompt."""
     from posttrainllm.api import RUNS_DIR

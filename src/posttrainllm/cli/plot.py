@@ -89,6 +89,8 @@ def plot(
     for row in range(height):
         label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
         rows.append([*_text(f"{label:>{margin - 2}} |"), *canvas.row(row)])
+        while rows[-1][-1].character == " ":
+            rows[-1].pop()
     rows.append(_text(" " * (margin - 1) + "+" + "-" * columns))
     first, last = f"{left:,.0f}", f"{right:,.0f}"
     rows.append(_text(" " * margin + first + last.rjust(columns - len(first))))

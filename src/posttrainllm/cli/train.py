@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrainllm.cli.failures import STOPPED
+from posttrainllm.cli.options import CorpusFiles
 
 if TYPE_CHECKING:
     from posttrainllm.cli.watcher import Watcher
@@ -15,21 +16,9 @@ if TYPE_CHECKING:
 
 MODEL, RUN, OUTPUT = "Model and schedule", "Run", "Output"
 
-RunsDir = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Folder of the runs [dim](default: runs)[/dim].")
-]
-
 
 def train(
-    corpus: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CORPUS",
-            help="Text files, folders of .txt files, or - for standard input "
-            "[dim](default: TinyShakespeare)[/dim].",
-            show_default=False,
-        ),
-    ] = None,
+    corpus: CorpusFiles = None,
     preset: Annotated[
         str | None,
         typer.Option(

@@ -1,0 +1,73 @@
+"""``posttrainllm corpus``: look at a text before training on it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from posttrainllm.cli.options import AsJson, CorpusFiles
+
+
+def corpus(
+    files: CorpusFiles = None,
+    preset: Annotated[str | None, typer.Option(help="Judge the text for this preset.")] = None,
+    val_fraction: Annotated[
+        float | None, typer.Option(help="Share of the text kept for validation.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a text: size, split, what counting reaches on it, and whether a preset fits it."""
+    import numpy as np
+
+    from posttrainllm.cli.figures import one_line
+    from posttrainllm.cli.terminal import fields
+    from posttrainllm.config import load_config
+    from posttrainllm.corpus import open_corpus
+    from posttrainllm.counting import lines as counting_lines
+    from posttrainllm.writing import memorisation_warning
+
+    config = load_config(preset, flags={"data.val_fraction": val_fraction})
+    found = open_corpus(files or (), val_fraction=config.data.val_fraction)
+    found.check(config.model.n_ctx)
+    counting = counting_lines(found.train, found.val, config.model.n_vocab)
+    different = int(np.count_nonzero(np.bincount(found.train_text, minlength=256)))
+    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    epochs = tokens * config.training.steps / len(found.train)
+    parameters = config.model.parameters()
+    warning = memorisation_warning(parameters, len(found.train_text), epochs)
+    if as_json:
+        facts = {
+            "name": found.name,
+            "sha256": found.sha256,
+            "bytes": found.n_bytes,
+            "train_bytes": len(found.train_text),
+            "val_bytes": len(found.val_text),
+            "different_bytes": different,
+            "counting": {line.name: line.loss for line in counting},
+            "notices": list(found.notices),
+            "preset": config.preset,
+            "epochs": epochs,
+            "warning": warning,
+        }
+        print(json.dumps(facts))
+        return
+    fields(
+        [
+            ("corpus", one_line(found.name)),
+            ("bytes", f"{found.n_bytes:,}, {different} different"),
+            (
+                "split",
+                f"{len(found.train_text):,} to train on, {len(found.val_text):,} for validation",
+            ),
+            ("sha256", found.sha256),
+            ("counting", ", ".join(map(str, counting))),
+            (
+                "preset",
+                f"{config.preset} reads it {epochs:.2f} times in {config.training.steps:,} steps",
+            ),
+        ]
+    )
+    warnings = [*found.notices, *([warning] if warning else [])]
+    fields([("warning", one_line(text)) for text in warnings], style="yellow")

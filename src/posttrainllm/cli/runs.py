@@ -1,0 +1,285 @@
+"""``posttrainllm runs``: what has been trained, its settings and its curves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrainllm.cli.options import AsJson, RunsDir
+
+if TYPE_CHECKING:
+    from posttrainllm.cli.plot import Curve
+    from posttrainllm.runs import Run
+
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+WIDEST, TALL = 100, 14  # columns and rows of a plot
+POINTS = 200  # of a curve; more would only be noise
+
+app = typer.Typer(no_args_is_help=False)
+
+
+@app.callback(invoke_without_command=True)
+def runs(context: typer.Context) -> None:
+    """List runs, look at one, compare several."""
+    if context.invoked_subcommand is None:
+        list_all()
+
+
+@app.command("list")
+def list_all(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """List all runs, the newest last."""
+    from posttrainllm.cli.figures import one_line
+    from posttrainllm.cli.table import Column, print_table
+    from posttrainllm.runs import list_runs
+    from posttrainllm.storage import show_bytes
+
+    folder = _folder(runs_dir)
+    rows = list_runs(folder)
+    if as_json:
+        _print_json([_facts(row) for row in rows])
+        return
+    if not rows:
+        _say(f"no runs in {folder}; train one: posttrainllm train")
+        return
+    columns = [
+        Column("run"),
+        Column("preset", goes=3),
+        Column("state"),
+        Column("step", right=True),
+        Column("loss", right=True, goes=2),
+        Column("best val", right=True),
+        Column("size", right=True, goes=4),
+        Column("changed", goes=5),
+    ]
+    print_table(
+        columns,
+        [
+            [
+                one_line(row.name),
+                row.preset or "-",
+                row.state,
+                f"{row.step:,}" + (f"/{row.steps:,}" if row.steps else ""),
+                _loss(row.loss),
+                _loss(row.best_val_loss),
+                show_bytes(row.bytes),
+                f"{row.modified.astimezone():%Y-%m-%d %H:%M}" if row.modified else "-",
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: settings, losses, checkpoints and its curve."""
+    from posttrainllm.cli.figures import clock, one_line
+    from posttrainllm.cli.terminal import fields
+    from posttrainllm.config import changed_settings
+    from posttrainllm.runs import describe_run
+    from posttrainllm.storage import show_bytes
+
+    found = _open(run, _folder(runs_dir))
+    row, config, lines = describe_run(found), found.config(), found.metrics.read()
+    changed = changed_settings(config)
+    saved = _checkpoints(found)
+    last = lines[-1] if lines else {}
+    if as_json:
+        _print_json(
+            {
+                **_facts(row),
+                "changed": [{"key": k, "value": v, "preset": usual} for k, v, usual in changed],
+                "last": last or None,
+                "checkpoints": [str(folder) for folder, _ in saved],
+            }
+        )
+        return
+    steps = f"{row.step:,} of {row.steps:,} steps" if row.steps else f"{row.step:,} steps"
+    rows = [
+        ("run", f"{row.name}: {row.state}, {steps}, {show_bytes(row.bytes)}"),
+        ("model", f"{config.preset}: {config.model.parameters():,} parameters"),
+        ("text", ", ".join(config.data.corpus) or "TinyShakespeare"),
+        (
+            "changed",
+            ", ".join(
+                f"{key} {_value(value)} (preset: {_value(usual)})" for key, value, usual in changed
+            )
+            or "nothing: every setting is the preset's",
+        ),
+        ("loss", f"{_loss(row.loss)} training, {_loss(row.best_val_loss)} best validation"),
+    ]
+    if last:
+        speed, took = last.get("tokens_per_second"), last.get("elapsed_s")
+        if isinstance(speed, int | float) and isinstance(took, int | float):
+            rows.append(("time", f"{clock(took)}, {speed:,.0f} tokens/s at the end"))
+    rows += [
+        ("saved" if number == 0 else "", f"{folder} ({show_bytes(size)})")
+        for number, (folder, size) in enumerate(saved)
+    ]
+    fields((label, one_line(value)) for label, value in rows)
+    _draw([_curve("training loss", lines, "loss"), _curve("validation loss", lines, "val_loss")])
+
+
+@app.command()
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.")],
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: their curves over each other and their losses."""
+    from posttrainllm.cli.figures import one_line
+    from posttrainllm.cli.table import Column, print_table
+    from posttrainllm.config import settings_of
+    from posttrainllm.errors import ConfigError
+    from posttrainllm.runs import describe_run
+
+    folder = _folder(runs_dir)
+    if len(names) < 2:
+        raise ConfigError("comparing takes two runs or more", "see posttrainllm runs list")
+    found = [_open(name, folder) for name in names]
+    rows = [describe_run(run) for run in found]
+    settings = [settings_of(run.config()) for run in found]
+    differ = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1]
+    lines = [run.metrics.read() for run in found]
+    if as_json:
+        _print_json(
+            [
+                {**_facts(row), "differs": {key: each[key] for key in differ}, "last": last}
+                for row, each, last in zip(
+                    rows, settings, [each[-1] if each else None for each in lines], strict=True
+                )
+            ]
+        )
+        return
+    key = "val_loss" if all(_is_dense(each, "val_loss") for each in lines) else "loss"
+    _draw(
+        [_curve(one_line(row.name), each, key) for row, each in zip(rows, lines, strict=True)],
+        title="validation loss" if key == "val_loss" else "training loss",
+    )
+    titles = [key.rpartition(".")[2] for key in differ]
+    print_table(
+        [
+            Column("run"),
+            Column("state", goes=99),
+            Column("step", right=True, goes=98),
+            Column("loss", right=True),
+            Column("best val", right=True),
+            *(Column(title, right=True, goes=at + 1) for at, title in enumerate(titles)),
+        ],
+        [
+            [
+                one_line(row.name),
+                row.state,
+                f"{row.step:,}",
+                _loss(row.loss),
+                _loss(row.best_val_loss),
+                *(one_line(_value(each[key])) for key in differ),
+            ]
+            for row, each in zip(rows, settings, strict=True)
+        ],
+    )
+
+
+def _folder(runs_dir: Path | None) -> Path:
+    from posttrainllm.api import RUNS_DIR
+
+    return runs_dir or Path(RUNS_DIR)
+
+
+def _open(name: str, folder: Path) -> Run:
+    from posttrainllm.runs import Run, resolve_run
+
+    return Run(resolve_run(name, folder))
+
+
+def _checkpoints(run: Run) -> list[tuple[Path, int]]:
+    from posttrainllm.checkpoint import list_checkpoints
+
+    return [
+        (folder, sum(file.stat().st_size for file in folder.iterdir()))
+        for folder in list_checkpoints(run.checkpoints)
+    ]
+
+
+def _curve(name: str, lines: list[dict[str, Any]], key: str) -> Curve:
+    """The numbers under a key of metrics.jsonl over their steps, thinned out to means."""
+    from posttrainllm.cli.plot import Curve, smooth
+
+    points = [
+        (float(line["step"]), float(line[key]))
+        for line in lines
+        if isinstance(line.get(key), int | float) and isinstance(line.get("step"), int)
+    ]
+    return Curve(
+        name, smooth([x for x, _ in points], POINTS), smooth([y for _, y in points], POINTS)
+    )
+
+
+def _is_dense(lines: list[dict[str, Any]], key: str) -> bool:
+    """Whether there are enough numbers under a key to make a curve."""
+    return sum(isinstance(line.get(key), int | float) for line in lines) >= 8
+
+
+def _draw(curves: list[Curve], *, title: str = "") -> None:
+    """Plot curves in colours where there are any, else with letters, and say which is which."""
+    from posttrainllm.cli.plot import NOTHING, plot
+    from posttrainllm.cli.terminal import can_redraw, say, styled, width
+
+    curves = [curve for curve in curves if curve.y]
+    coloured = can_redraw(sys.stdout) and styled(sys.stdout).color_system is not None
+    room = min(WIDEST, width(sys.stdout) or WIDEST)
+    rows = plot(curves, room, TALL, letters=not coloured)
+    if not rows:
+        return
+    styles = [COLOURS[number % len(COLOURS)] for number in range(len(curves))]
+    say((title, "dim"))
+    for row in rows:
+        say(*((c.character, "dim" if c.curve == NOTHING else styles[c.curve]) for c in row))
+    say("  ", *_legend(curves, styles, coloured=coloured))
+    say()
+
+
+def _legend(curves: list[Curve], styles: list[str], *, coloured: bool) -> list[tuple[str, str]]:
+    parts = []
+    for number, (curve, style) in enumerate(zip(curves, styles, strict=True)):
+        mark = "━" if coloured else chr(ord("a") + number % 26)
+        parts += [(f"{mark} ", style), (f"{curve.name}   ", "")]
+    return parts
+
+
+def _facts(row: Any) -> dict[str, Any]:
+    """A row of ``list_runs`` as JSON takes it."""
+    from dataclasses import asdict
+
+    modified = row.modified.isoformat(timespec="seconds") if row.modified else None
+    return {**asdict(row), "modified": modified}
+
+
+def _print_json(value: Any) -> None:
+    from posttrainllm.trainer_state import finite
+
+    print(json.dumps(finite(value), allow_nan=False))
+
+
+def _say(text: str) -> None:
+    from posttrainllm.cli.terminal import say
+
+    say(text)
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _value(value: object) -> str:
+    """A setting for people: 0.001, cpp, unset."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return "unset" if value is None else str(value) or "none"
