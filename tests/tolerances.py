@@ -29,6 +29,8 @@ STEP_0_GRADIENTS = {"native": 1e-5, "webgpu": 5e-5}
 LOSS_TO_STEP_10 = {"native": 1e-6, "webgpu": 1e-4}
 LOSS_TO_STEP_200 = {"native": 1e-5, "webgpu": 1e-3}
 # A model that is large enough learns one batch by heart; not doing so means a wrong gradient somewhere.
+# Attention block by block against all at once, in float64: the same sums in another order.
+BLOCKS = 1e-13
 # One AdamW step written a second time in float64.
 ADAMW = 1e-13
 OVERFIT_STEPS, OVERFIT_LOSS = 400, 0.05
