@@ -12,13 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.config import EngineConfig, GPTConfig, TrainConfig, load_config, replace
+from posttrainllm.config import (
+    PRESETS,
+    EngineConfig,
+    GPTConfig,
+    TrainConfig,
+    load_config,
+    replace,
+)
 from posttrainllm.control import initial_values
-from posttrainllm.engines.base import Engine
+from posttrainllm.engines.base import Engine, TooLarge
 from posttrainllm.errors import EngineError
 from posttrainllm.model import gradients_program, inference_programs, training_programs
+from posttrainllm.plan import make_plan
 
-BUILT = ("cpp", "numpy", "torch")
+BUILT = ("cpp", "numpy", "wasm", "torch")
 
 
 def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.float32) -> Engine:
@@ -32,7 +40,10 @@ def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.f
 
         return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
     programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
-    return _program_engine(name, config.engine, programs, dims, dtype)
+    try:
+        return _program_engine(name, config.engine, programs, dims, dtype)
+    except TooLarge as error:
+        raise EngineError(error.message, _what_fits(error.allowed)) from None
 
 
 def inference_engine(
@@ -79,6 +90,19 @@ def initial_parameters(model: GPTConfig, seed: int) -> dict[str, NDArray[np.floa
     return values
 
 
+def _what_fits(nbytes: int) -> str:
+    """Name the preset with the largest plan that stays below ``nbytes``."""
+    planned = {}
+    for preset in PRESETS:
+        config = load_config(preset)
+        sets = training_programs(config.model, config.optimizer, config.data.batch_size)
+        planned[preset] = make_plan(*sets).nbytes
+    fitting = [preset for preset, size in planned.items() if size <= nbytes]
+    if not fitting:
+        return "no preset needs so little; close other programs"
+    return f"the largest preset that fits is {max(fitting, key=planned.__getitem__)}"
+
+
 def _program_engine(
     name: str, engine: EngineConfig, programs: Any, dims: Any, dtype: type[np.floating[Any]]
 ) -> Engine:
@@ -86,6 +110,10 @@ def _program_engine(
         from posttrainllm.engines.numpy_engine import NumpyEngine
 
         return NumpyEngine(programs, dims, dtype=dtype)
+    if name == "wasm":
+        from posttrainllm.engines.wasm_engine import WasmEngine
+
+        return WasmEngine(programs, dims)
     from posttrainllm.engines.cpp_engine import CppEngine
 
     return CppEngine(programs, dims, threads=engine.threads, build=engine.cpp_build)

@@ -30,6 +30,15 @@ Array = NDArray[Any]
 Tensors = Mapping[str, F32]
 
 
+class TooLarge(EngineError):
+    """A plan that needs more memory than an engine may take; ``engine_choice`` adds which preset would fit."""
+
+    def __init__(self, engine: str, needed: int, allowed: int) -> None:
+        """Say both numbers in bytes."""
+        super().__init__(f"{engine} needs {needed:,} bytes of memory and may take {allowed:,} here")
+        self.needed, self.allowed = needed, allowed
+
+
 @dataclass(frozen=True)
 class Batch:
     """Token ids and the ids that follow them, (B, T) int32 each; a target of -1 is not trained."""
