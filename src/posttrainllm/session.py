@@ -33,6 +33,7 @@ from posttrainllm.observer import Observer, Silent
 from posttrainllm.runs import Run as RunFolder
 from posttrainllm.runs import create_run, resolve_run
 from posttrainllm.samples import Samples
+from posttrainllm.textfiles import STANDARD_INPUT
 from posttrainllm.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.tokenizer import load as load_tokenizer
 from posttrainllm.trainer import Trainer
@@ -96,6 +97,8 @@ def resumed_trainer(
     """
     watcher = observer or Silent()
     path = resolve_run(name, runs_dir)
+    if _has_no_checkpoint(path):
+        return _from_the_start(path, changes or {}, allow_change=allow_change, observer=watcher)
     checkpoint = read_checkpoint(path)
     for notice in checkpoint.notices:
         watcher.noticed(notice)
@@ -115,6 +118,30 @@ def resumed_trainer(
     corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
     run = RunFolder(path if (path / "checkpoints").is_dir() else path.parent.parent)
     return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
+
+
+def _has_no_checkpoint(path: Path) -> bool:
+    """Whether this is a run that was stopped before its first checkpoint."""
+    checkpoints = RunFolder(path).checkpoints
+    return checkpoints.is_dir() and not list_checkpoints(checkpoints)
+
+
+def _from_the_start(
+    path: Path, changes: Mapping[str, object], *, allow_change: bool, observer: Observer
+) -> Trainer:
+    """A trainer at step 0 of a run that has no checkpoint; what it logged so far is cut back.
+
+    Raises: ConfigError, CorpusError; CheckpointError when the text came through a pipe, which cannot be read again.
+    """
+    run = RunFolder(path)
+    config = changed(run.config(), changes, allow_change=allow_change, observer=observer)
+    if STANDARD_INPUT in config.data.corpus:
+        raise CheckpointError(
+            f"{path} has no checkpoint yet, and its text came through standard input",
+            "start a new run",
+        )
+    observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
+    return Trainer(config, corpus_of(config), ByteTokenizer(), run, observer)
 
 
 def changed(
