@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second ends at once."""
+"""Ctrl-C, SIGTERM and a terminal that is closed: the first asks for an orderly end, the second ends at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
 
 class StopSignals:
     """While this context is open, the first signal sets ``requested`` and the second raises KeyboardInterrupt.
 
+    A closed terminal (SIGHUP) may be told twice, by the shell and by the system, and never interrupts; under nohup it is ignored as before.
     Outside the main thread (a notebook's worker, a test) signals stay as they are, and ``requested`` can be set by hand.
     """
 
@@ -24,7 +27,10 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+                numbers.append(HANGUP)
+            for number in numbers:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -33,10 +39,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if not self.requested:
+            self.requested = True
+            self._told()
+        elif number != HANGUP:
             raise KeyboardInterrupt
-        self.requested = True
-        self._told()
 
     def wait(self, seconds: float) -> None:
         """Sleep, but not past a signal."""

@@ -22,11 +22,11 @@ def corpus(
     import numpy as np
 
     from posttrainllm.cli.figures import one_line
-    from posttrainllm.cli.terminal import fields
+    from posttrainllm.cli.terminal import WARNINGS, fields
     from posttrainllm.config import load_config
     from posttrainllm.corpus import open_corpus
     from posttrainllm.counting import lines as counting_lines
-    from posttrainllm.writing import memorisation_warning
+    from posttrainllm.writing import memorisation_warning, show_ratio
 
     config = load_config(preset, flags={"data.val_fraction": val_fraction})
     found = open_corpus(files or (), val_fraction=config.data.val_fraction)
@@ -37,6 +37,7 @@ def corpus(
     epochs = tokens * config.training.steps / len(found.train)
     parameters = config.model.parameters()
     warning = memorisation_warning(parameters, len(found.train_text), epochs)
+    warnings = [*found.notices, *([warning] if warning else [])]
     if as_json:
         facts = {
             "name": found.name,
@@ -46,10 +47,9 @@ def corpus(
             "val_bytes": len(found.val_text),
             "different_bytes": different,
             "counting": {line.name: line.loss for line in counting},
-            "notices": list(found.notices),
             "preset": config.preset,
             "epochs": epochs,
-            "warning": warning,
+            "warnings": warnings,
         }
         print(json.dumps(facts))
         return
@@ -65,9 +65,10 @@ def corpus(
             ("counting", ", ".join(map(str, counting))),
             (
                 "preset",
-                f"{config.preset} reads it {epochs:.2f} times in {config.training.steps:,} steps",
+                f"{config.preset} reads it {show_ratio(epochs)} times in "
+                f"{config.training.steps:,} steps",
             ),
-        ]
+            *(("warning", one_line(text)) for text in warnings),
+        ],
+        WARNINGS,
     )
-    warnings = [*found.notices, *([warning] if warning else [])]
-    fields([("warning", one_line(text)) for text in warnings], style="yellow")

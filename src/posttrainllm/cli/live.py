@@ -7,22 +7,21 @@ else happens in the thread that trains.
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from posttrainllm.cli.area import LiveArea, terminal_size
 from posttrainllm.cli.figures import one_line
 from posttrainllm.cli.frame import frame
 from posttrainllm.cli.report import show_end, show_start
-from posttrainllm.cli.terminal import say
+from posttrainllm.cli.terminal import in_foreground, say
 from posttrainllm.cli.watcher import Watcher
 from posttrainllm.observer import Outcome
 
 PERIOD_S = 0.25
+ASLEEP_S = 1.5  # without a frame: the process was suspended or in the background, and the shell wrote below
 
 
 class LiveDisplay(Watcher):
@@ -36,7 +35,6 @@ class LiveDisplay(Watcher):
         self._lock = threading.RLock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
-        self._before: Any = None
 
     def close(self) -> None:
         """See ``Watcher``: the last frame stays when the run did not come to its end."""
@@ -48,8 +46,6 @@ class LiveDisplay(Watcher):
         """See ``Watcher``."""
         assert self.progress is not None
         show_start(self.progress.start)
-        if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCONT"):
-            self._before = signal.signal(signal.SIGCONT, self._woken)
         self._thread.start()
 
     def stopping(self) -> None:
@@ -82,10 +78,16 @@ class LiveDisplay(Watcher):
         self._area.draw(frame(self.progress, width=width, height=height, verbose=self.verbose))
 
     def _keep_drawing(self) -> None:
+        drawn = time.monotonic()
         while not self._done.wait(PERIOD_S):
             with self._lock:
                 if self._done.is_set():
                     return
+                if not in_foreground(sys.stdout):
+                    continue
+                if time.monotonic() - drawn > ASLEEP_S:
+                    self._area.forget()
+                drawn = time.monotonic()
                 try:
                     self._draw()
                 except OSError:  # the terminal is gone: the thread that trains finds out by itself
@@ -95,10 +97,3 @@ class LiveDisplay(Watcher):
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._before is not None:
-            signal.signal(signal.SIGCONT, self._before)
-            self._before = None
-
-    def _woken(self, number: int, frame: FrameType | None) -> None:
-        """After Ctrl-Z and fg the shell has written something: draw below it."""
-        self._area.forget()

@@ -10,7 +10,7 @@ from pathlib import Path
 from posttrainllm.api import RUNS_DIR
 from posttrainllm.cli.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.cli.progress import Progress
-from posttrainllm.cli.terminal import fields, say
+from posttrainllm.cli.terminal import WARNINGS, fields, say
 from posttrainllm.observer import Outcome, Start
 from posttrainllm.storage import show_bytes
 from posttrainllm.writing import memorisation_warning, show_ratio
@@ -42,7 +42,7 @@ def start_rows(start: Start) -> Rows:
         ),
         (
             "run",
-            f"{steps}: {start.tokens:,} tokens, {start.epochs:.2f} epochs; "
+            f"{steps}: {start.tokens:,} tokens, {show_ratio(start.epochs)} epochs; "
             f"{show_ratio(train / start.parameters)} bytes of text a parameter",
         ),
         ("counting", ", ".join(map(str, start.counting)) or "nothing to compare with"),
@@ -111,8 +111,8 @@ def _generate(start: Start, place: str) -> str:
 
 def show_start(start: Start) -> None:
     """Print what is known before the first step."""
-    fields(start_rows(start))
-    fields([("warning", one_line(warning)) for warning in start_warnings(start)], style="yellow")
+    warnings = [("warning", one_line(warning)) for warning in start_warnings(start)]
+    fields([*start_rows(start), *warnings], WARNINGS)
     say()
 
 

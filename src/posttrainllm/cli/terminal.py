@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Part = str | tuple[str, str]
 """Text, or text with a style of rich: "bold", "dim", "yellow"."""
+
+NO_STYLES: Mapping[str, str] = {}
+WARNINGS = {"warning": "yellow"}
 
 WIDEST = 100  # columns that prose is wrapped to, however wide the terminal is
 
@@ -37,6 +40,14 @@ def can_redraw(stream: TextIO) -> bool:
 def has_unicode(stream: TextIO) -> bool:
     """Whether the stream takes every character."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def in_foreground(stream: TextIO) -> bool:
+    """Whether the terminal is ours now, and not a shell's that has put this process in the background."""
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except (OSError, AttributeError):  # no controlling terminal, or a system without job control
+        return True
 
 
 def width(stream: TextIO) -> int:
@@ -61,8 +72,11 @@ def say(*parts: Part, end: str = "\n", error: bool = False) -> None:
     stream.flush()
 
 
-def fields(rows: Iterable[tuple[str, str]], *, style: str = "") -> None:
-    """Print labels and values in two columns; on a terminal long values are wrapped under themselves."""
+def fields(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] = NO_STYLES) -> None:
+    """Print labels and values in two columns; on a terminal long values are wrapped under themselves.
+
+    ``styles`` may give the values of a label a style.
+    """
     rows = list(rows)
     indent = max((len(label) for label, _ in rows), default=0) + 2
     columns = width(sys.stdout)
@@ -70,7 +84,7 @@ def fields(rows: Iterable[tuple[str, str]], *, style: str = "") -> None:
     for label, value in rows:
         lines = _wrap(value, room) if room else [value]
         for number, line in enumerate(lines or [""]):
-            say((f"{'' if number else label:<{indent}}", "dim"), (line, style))
+            say((f"{'' if number else label:<{indent}}", "dim"), (line, styles.get(label, "")))
 
 
 def _wrap(text: str, room: int) -> list[str]:

@@ -7,6 +7,7 @@ everything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,8 @@ class Watcher:
 
     def stopping(self) -> None:
         """See ``Observer``. Straight to the descriptor: a signal handler may not print."""
-        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+        with contextlib.suppress(OSError):
+            os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
 
     def ended(self, outcome: Outcome) -> None:
         """See ``Observer``."""
