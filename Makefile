@@ -61,7 +61,7 @@ $(VENV)/.base: pyproject.toml setup.py | $(VENV)/.python
 	@echo "setup: installing the build tools (a C++ compiler from PyPI, about 100 MB)"
 	@$(PY) tools/build_requires.py >$(VENV)/build-requires.txt
 	@$(call quietly,$(PY) -m pip install -r $(VENV)/build-requires.txt)
-	@PYTHONPATH=src $(PY) -m posttrainllm.kernels --prefix "setup: kernels"
+	@PYTHONPATH=src $(PY) -m posttrainllm.kernels --no-warnings --prefix "setup: kernels"
 	@echo "setup: fetching the default text (TinyShakespeare)"
 	@PYTHONPATH=src $(PY) -m posttrainllm.datasets
 	@echo "setup: installing posttrainllm"

@@ -16,10 +16,15 @@ def main() -> int:
     parser.add_argument("builds", nargs="*", help="plain, avx2, avx512, wasm32, ... (default: all)")
     parser.add_argument("--force", action="store_true", help="compile even what is up to date")
     parser.add_argument("--prefix", default="kernels", help="first word of each line of output")
+    parser.add_argument("--no-warnings", action="store_true", help="hide the compiler's warnings")
     arguments = parser.parse_args()
 
     def report(line: str) -> None:
         print(f"{arguments.prefix}: {line}", flush=True)
+
+    def warn(text: str) -> None:
+        if not arguments.no_warnings:
+            report(text)
 
     try:
         targets = (host_target(), WASM)
@@ -30,7 +35,9 @@ def main() -> int:
         for target in targets:
             chosen = [build for build in arguments.builds if build in target.processors]
             if chosen or not arguments.builds:
-                compile_builds(target, builds=chosen, force=arguments.force, report=report)
+                compile_builds(
+                    target, builds=chosen, force=arguments.force, report=report, warn=warn
+                )
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -176,10 +176,11 @@ def compile_builds(
     destination: Path = LIBRARY_DIR,
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
     """Compile every build whose sources, flags or compiler changed; return those compiled.
 
-    ``report`` is called with one line a stage. Libraries in ``destination`` that belong to another
+    ``report`` is called with one line a stage, ``warn`` with the compiler's warnings. Libraries in ``destination`` that belong to another
     target are removed, so that a wheel carries only its own.
 
     Raises: EngineError with the compiler's output when a source does not compile.
@@ -198,7 +199,7 @@ def compile_builds(
     if not todo:
         return []
     count = f"{len(todo)} build{'s' if len(todo) > 1 else ''}"
-    report(f"compiling {count} for {target.triple} ({', '.join(todo)}; about 15 s)")
+    report(f"compiling {count} for {target.triple} ({', '.join(todo)}; about {5 * len(todo)} s)")
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(dir=destination, prefix=".scratch-") as scratch,
@@ -216,7 +217,7 @@ def compile_builds(
             if result.returncode != 0:
                 raise EngineError(f"the '{build}' kernels do not compile", result.stderr.strip())
             if result.stderr.strip():
-                report(f"{build}: {result.stderr.strip()}")
+                warn(f"{build}: {result.stderr.strip()}")
             target.finish(build, library)
             info = wanted[build] | {"library_sha256": _hash_file(library)}
             final = target.library(build, destination)
