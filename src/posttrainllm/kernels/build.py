@@ -180,8 +180,9 @@ def compile_builds(
 ) -> list[str]:
     """Compile every build whose sources, flags or compiler changed; return those compiled.
 
-    ``report`` is called with one line a stage, ``warn`` with the compiler's warnings. Libraries in ``destination`` that belong to another
-    target are removed, so that a wheel carries only its own.
+    ``report`` is called with one line a stage, ``warn`` with the compiler's warnings.
+    Libraries in ``destination`` that belong to another target are removed, so that a wheel carries
+    only its own.
 
     Raises: EngineError with the compiler's output when a source does not compile.
     """
