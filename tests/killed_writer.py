@@ -10,6 +10,7 @@ and its ``numbers.attempt``, so that a mixture of two would be noticed.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -64,24 +65,26 @@ def write_for_ever(checkpoints: Path) -> None:
 def kill_everywhere(checkpoints: Path) -> None:
     """Let a child die at its first file operation, then another at its second, and so on."""
     kills = 0
-    for step, attempt in ((2, 0), (2, 1)):  # a new step; one that replaces another
+    for before, after in (((1, 0), (2, 0)), ((2, 0), (2, 1))):  # a new step; a replacement
         for operation in range(1, 1000):
+            shutil.rmtree(checkpoints)
+            checkpoints.mkdir()
+            write(checkpoints, *before)
             if (child := os.fork()) == 0:
                 die_at(operation)
-                write(checkpoints, step, attempt)
+                write(checkpoints, *after)
                 os._exit(0)
             _, status = os.waitpid(child, 0)
             found = check(checkpoints)
-            assert found in ((1, 0), (2, 0), (2, 1)), found
+            assert found in (before, after), found
             clean_up(checkpoints)
             assert check(checkpoints) == found
             assert not list(checkpoints.glob(".*"))
             if os.WIFEXITED(status):
                 assert os.WEXITSTATUS(status) == 0
-                assert found == (step, attempt)
+                assert found == after
                 break
             kills += 1
-            write(checkpoints, *((1, 0) if attempt == 0 else (2, 0)))
     print(kills)
 
 

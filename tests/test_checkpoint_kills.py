@@ -35,8 +35,8 @@ def start_writer(folder, mode, **options):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_at_any_file_operation_leaves_the_newest_checkpoint_whole(tmp_path):
-    write(tmp_path, 1)
-    writer = start_writer(tmp_path, "everywhere", stderr=subprocess.PIPE)
+    (tmp_path / "checkpoints").mkdir()
+    writer = start_writer(tmp_path / "checkpoints", "everywhere", stderr=subprocess.PIPE)
     output, errors = writer.communicate(timeout=300)
     assert writer.returncode == 0, errors
     assert int(output) >= 40  # as many places to die

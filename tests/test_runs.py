@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrainllm import runs
+from posttrainllm import run_lock, runs
 from posttrainllm.config import load_config, replace
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.run_lock import is_locked
@@ -170,23 +170,12 @@ def test_lock_with_a_damaged_note_still_locks(tmp_path):
     lock.release()
 
 
-def test_listing_runs_does_not_keep_one_from_being_locked(tmp_path):
+def test_lock_that_is_free_in_an_instant_is_waited_for(tmp_path):
+    """As when ``runs list`` looks whether the run is being trained."""
     run = create_run(tmp_path, CONFIG)
+    probe = run.lock()
+    threading.Timer(run_lock.PAUSE_S / 2, probe.release).start()
     run.lock().release()
-    stop = threading.Event()
-
-    def list_for_ever():
-        while not stop.is_set():
-            list_runs(tmp_path)
-
-    lister = threading.Thread(target=list_for_ever)
-    lister.start()
-    try:
-        for _ in range(20):
-            run.lock().release()
-    finally:
-        stop.set()
-        lister.join()
 
 
 def test_run_that_vanished_cannot_be_locked(tmp_path):
