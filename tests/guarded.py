@@ -13,11 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from needs import missing
+from needs import missing, require
 from op_inputs import Array, Case, Operands
 from posttrainllm.engines.cpp_engine import PAGE, aligned_memory, call_table, load_library
 from posttrainllm.engines.numpy_ops import NUMPY_OPS
+from posttrainllm.engines.wasm_engine import Instance
 from posttrainllm.kernels.build import available_builds, host_target
+from posttrainllm.kernels.build_wasm import WASM
 from posttrainllm.machine import instruction_sets
 from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall, Place
@@ -138,7 +140,7 @@ class CppOps:
     def run(self, case: Case, given: Operands, *, threads: int = 1, shift: int = 0) -> Outcome:
         """See ``OpEngine``."""
         memory = GuardedMemory(given, shift=shift)
-        table = self._table(case, memory)
+        table = one_call(case, memory)
         scratch = self._library.posttrain_workspace(table.ctypes.data, 1, threads)
         memory = GuardedMemory(given, shift=shift, scratch=scratch)
         failed = self._library.posttrain_run(
@@ -147,23 +149,56 @@ class CppOps:
         assert not failed, f"the driver refused {case}"
         return Outcome(memory.views, memory.broken_guards())
 
-    def _table(self, case: Case, memory: GuardedMemory) -> Array:
-        places = tuple(
-            None if at is None or view is None else Place("memory", at, view.shape)
-            for at, view in zip(memory.offsets.values(), memory.views.values(), strict=True)
-        )
-        sizes = tuple(case.sizes[letter] for letter in OPS[case.op].sizes)
-        call = BoundCall(case.op, places, sizes, tuple(case.attributes().values()))
-        return call_table([call], {"memory": 0})
+
+class WasmOps:
+    """One WebAssembly build of the same kernels, in wasmtime: the whole block is copied in and out."""
+
+    name = "wasm"
+    threads = (1,)
+
+    def __init__(self, build: str) -> None:
+        """Compile the module."""
+        self.build = build
+        self.ops = Instance(build, 0).ops
+
+    def supports(self, op: str) -> bool:
+        """See ``OpEngine``."""
+        return op in self.ops
+
+    def run(self, case: Case, given: Operands, *, threads: int = 1, shift: int = 0) -> Outcome:
+        """See ``OpEngine``."""
+        memory = GuardedMemory(given, shift=shift)
+        raw = one_call(case, memory).view(np.uint8)
+        probe = Instance(self.build, len(raw))
+        probe.memory[probe.start : probe.start + len(raw)] = raw
+        memory = GuardedMemory(given, shift=shift, scratch=probe.workspace(probe.start, 1))
+        instance = Instance(self.build, PAGE + len(memory.bytes))
+        base = instance.start + PAGE
+        inside = instance.memory[base : base + len(memory.bytes)]
+        instance.memory[instance.start : instance.start + len(raw)] = raw
+        inside[:] = memory.bytes
+        instance.run(base, instance.start, 1, memory.scratch)
+        memory.bytes[:] = inside
+        return Outcome(memory.views, memory.broken_guards())
+
+
+def one_call(case: Case, memory: GuardedMemory) -> Array:
+    """The call table of a case, with offsets from the start of the block."""
+    places = tuple(
+        None if at is None or view is None else Place("memory", at, view.shape)
+        for at, view in zip(memory.offsets.values(), memory.views.values(), strict=True)
+    )
+    sizes = tuple(case.sizes[letter] for letter in OPS[case.op].sizes)
+    call = BoundCall(case.op, places, sizes, tuple(case.attributes().values()))
+    return call_table([call], {"memory": 0})
 
 
 @functools.cache
 def op_engine(name: str) -> OpEngine:
-    """``numpy`` or ``cpp-<build>``; skips the test with the reason when this machine cannot run it."""
+    """``numpy``, ``cpp-<build>``, ``wasm32`` or ``wasm64``."""
     if name == "numpy":
         return NumpyOps()
-    build = name.removeprefix("cpp-")
-    return CppOps(build)
+    return WasmOps(name) if name in WASM.processors else CppOps(name.removeprefix("cpp-"))
 
 
 def obtain(name: str, skip: Callable[[str], None]) -> OpEngine:
@@ -174,8 +209,17 @@ def obtain(name: str, skip: Callable[[str], None]) -> OpEngine:
             skip(f"this processor cannot run the {build} kernels")
         if build not in available_builds():
             missing(f"the {build} kernels are not built; to build them: make kernels")
+    if name in WASM.processors:
+        require("wasmtime")
+        if name not in available_builds(WASM):
+            missing(f"the {name} kernels are not built; to build them: make kernels")
     return op_engine(name)
 
 
 #: Every engine that runs ops in this process; what cannot run is skipped by name, never left out.
-ENGINES = ("numpy", *(f"cpp-{build}" for build in host_target().processors))
+ENGINES = (
+    "numpy",
+    *(f"cpp-{build}" for build in host_target().processors),
+    "wasm32",
+    "wasm64",
+)

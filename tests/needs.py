@@ -16,8 +16,10 @@ import pytest
 
 # Name -> the command that installs it. Programs (found on PATH) and Python modules alike.
 MODULES = {
+    "wgpu": "make setup   (or: pip install 'posttrainllm[webgpu]')",
     "torch": "make setup   (or: pip install 'posttrainllm[torch]')",
     "transformers": "make setup   (or: pip install 'posttrainllm[dev]')",
+    "wasmtime": "make setup   (or: pip install 'posttrainllm[wasm]')",
     "tokenizers": "make setup   (or: pip install 'posttrainllm[dev]')",
 }
 PROGRAMS = {
