@@ -32,7 +32,8 @@ from tolerances import (
     assert_close,
 )
 
-ENGINES = (*OP_ENGINES, "torch")
+CPP = tuple(name for name in OP_ENGINES if name.startswith("cpp-"))
+ENGINES = ("numpy", *CPP, *(("wasm",) if "wasm32" in OP_ENGINES else ()), "torch")
 STEPS = 200
 
 # The preset tiny with a fourth of its tokens a step: five runs of 200 steps have to take seconds.
@@ -54,7 +55,7 @@ def engine_settings(name: str, threads: int = 1) -> dict[str, Any]:
     if name == "torch":
         require("torch")
     else:
-        obtain(name, pytest.skip)
+        obtain("wasm32" if name == "wasm" else name, pytest.skip)
     family, _, build = name.partition("-")
     return {"engine.name": family, "engine.cpp_build": build, "engine.threads": threads}
 
@@ -161,7 +162,7 @@ def test_same_seed_gives_the_same_bits(name: str) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("build", [name for name in OP_ENGINES if name.startswith("cpp-")])
+@pytest.mark.parametrize("build", CPP)
 def test_losses_have_the_same_bits_for_any_number_of_threads(build: str) -> None:
     engine_settings(build)
     runs = [make(build, threads=threads) for threads in THREADS]
