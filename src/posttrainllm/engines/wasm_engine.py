@@ -56,9 +56,9 @@ class Instance:
 
         Raises: EngineError when the memory cannot be had or the module is that of another version.
         """
+        engine, module = _compiled(build)
         import wasmtime
 
-        engine, module = _compiled(build)
         self._store = wasmtime.Store(engine)
         start = self._heap_base(module, build == "wasm64")
         self.start = -(-start // ALIGN) * ALIGN
