@@ -26,7 +26,7 @@ from posttrainllm.errors import EngineError
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
 
-BUILT = ("cpp", "numpy", "wasm", "torch")
+BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
 
 
 def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.float32) -> Engine:
@@ -114,6 +114,10 @@ def _program_engine(
         from posttrainllm.engines.wasm_engine import WasmEngine
 
         return WasmEngine(programs, dims)
+    if name == "webgpu":
+        from posttrainllm.engines.webgpu_engine import WebGpuEngine
+
+        return WebGpuEngine(programs, dims, adapter=engine.adapter)
     from posttrainllm.engines.cpp_engine import CppEngine
 
     return CppEngine(programs, dims, threads=engine.threads, build=engine.cpp_build)

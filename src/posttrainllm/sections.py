@@ -287,6 +287,11 @@ class EngineConfig(Section):
     cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
         default="", description="build of the C++ kernels; empty takes the best one here"
     )
+    adapter: str = Field(
+        default="",
+        max_length=200,
+        description="part of the name of the GPU that webgpu uses; empty takes the best one here",
+    )
 
 
 class TrainConfig(Section):

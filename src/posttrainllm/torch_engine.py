@@ -156,7 +156,7 @@ class TorchEngine:
         finite = not self._nonfinite and math.isfinite(loss)
         self._results.append(StepResult(loss, norm, finite))
 
-    def results(self) -> list[StepResult]:
+    def results(self, wait: bool = True) -> list[StepResult]:
         """See ``Engine.results``."""
         taken, self._results = self._results, []
         return taken

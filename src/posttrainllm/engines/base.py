@@ -114,8 +114,8 @@ class Engine(Protocol):
         """Clip and take one AdamW step."""
         ...
 
-    def results(self) -> list[StepResult]:
-        """Results of the updates since the last time, in order."""
+    def results(self, wait: bool = True) -> list[StepResult]:
+        """Results of the updates since the last time, in order; without ``wait``, those that are there already."""
         ...
 
     def loss(self, batch: Batch) -> float:
@@ -294,7 +294,7 @@ class ProgramEngine(ABC):
         finite = not clip[CLIP.index("nonfinite")] and bool(np.isfinite(loss))
         self._results.append(StepResult(loss, float(clip[CLIP.index("norm")]), finite))
 
-    def results(self) -> list[StepResult]:
+    def results(self, wait: bool = True) -> list[StepResult]:
         """See ``Engine.results``."""
         taken, self._results = self._results, []
         return taken

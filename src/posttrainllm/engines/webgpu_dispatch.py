@@ -1,0 +1,213 @@
+"""Which kernels an op becomes on WebGPU: the table ``kernels/wgsl/dispatch.json``, read and evaluated.
+
+What this is: plain arithmetic on data. For one bound call it chooses a variant and gives its dispatches: entry point, bindings by operand
+name, override constants, uniform words, workgroups, workspace. The TypeScript host evaluates the same table in the same way.
+What this is not: anything that touches a GPU. Read next: ``webgpu_recorder.py``. The grammar of the table stands in
+``docs/ops/dispatch.md``; in short, an expression is a number, a name, or a list ``[operator, operand, ...]``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from posttrainllm.errors import EngineError
+from posttrainllm.ops import OPS
+from posttrainllm.plan import BoundCall
+
+FORMAT = 1
+MOST_GROUPS = 65_535  # workgroups a dimension, on every adapter
+
+Number = int | float
+Names = Mapping[str, Number]
+Expression = Any  # a number, a name or a list: JSON
+
+_OPERATORS: dict[str, Callable[[Number, Number], Number]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "div": operator.floordiv,
+    "ceil": lambda a, b: -(-a // b),
+    "mod": operator.mod,
+    "min": min,
+    "max": max,
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b),
+    ">": lambda a, b: int(a > b),
+    ">=": lambda a, b: int(a >= b),
+}
+
+
+def evaluate(expression: Expression, names: Names) -> Number:
+    """A number, the number behind a name, or an operator over two or more expressions, from left to right."""
+    if isinstance(expression, str):
+        return names[expression]
+    if isinstance(expression, list):
+        values = [evaluate(entry, names) for entry in expression[1:]]
+        return functools.reduce(_OPERATORS[expression[0]], values)
+    number: Number = expression
+    return number
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One dispatch of an entry point. ``window`` is a range of elements of the operands of shape (P,), for ops on whole arenas."""
+
+    file: str
+    entry: str
+    bind: tuple[str, ...]
+    overrides: tuple[tuple[str, int], ...]
+    words: bytes
+    grid: tuple[int, int, int]
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Dispatches:
+    """What a call becomes: the variant's name, its dispatches in order, and the workspace they share, in elements."""
+
+    op: str
+    variant: str
+    passes: tuple[Dispatch, ...]
+    workspace: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the choice of a variant may depend on; the defaults are what every adapter has."""
+
+    workgroup_bytes: int = 16_384
+    invocations: int = 256
+    subgroups: int = 0  # 1 where the feature is there
+
+    def names(self) -> dict[str, int]:
+        """As names for expressions."""
+        return {
+            "workgroup_bytes": self.workgroup_bytes,
+            "invocations": self.invocations,
+            "subgroups": self.subgroups,
+        }
+
+
+class DispatchTable:
+    """The table, and the choice among its variants.
+
+    ``preferred`` names a variant for an op, or for an op and its sizes (``choice_key``), that is taken where its conditions hold.
+    """
+
+    def __init__(self, limits: Limits, preferred: Mapping[str, str] | None = None) -> None:
+        """Read the table that ships with the package."""
+        self.limits = limits
+        self.preferred = dict(preferred or {})
+        text = files("posttrainllm.kernels").joinpath("wgsl/dispatch.json").read_text("utf-8")
+        table = json.loads(text)
+        if table["format"] != FORMAT:
+            raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
+        self.ops: dict[str, list[dict[str, Any]]] = table["ops"]
+
+    def candidates(self, call: BoundCall, windows: int = 1) -> list[str]:
+        """Names of the variants that can run a call, the default one first."""
+        names = self._names(call, windows)
+        return [row["variant"] for row in self.ops.get(call.op, []) if self._holds(row, names)]
+
+    def dispatches(
+        self, call: BoundCall, windows: list[tuple[int, int]] | None = None, variant: str = ""
+    ) -> Dispatches:
+        """The dispatches of a call. ``windows`` cuts operands of shape (P,) into ranges [begin, end) of elements.
+
+        Raises: EngineError when no variant takes these sizes on this adapter, or a grid is too large.
+        """
+        sizes = dict(zip(OPS[call.op].sizes, call.sizes, strict=True))
+        pieces = windows or [(0, sizes.get("P", 0))]
+        names = self._names(call, len(pieces))
+        if "P" in sizes:
+            names["P"] = max(end - begin for begin, end in pieces)
+        row = self._choose(call, names, variant)
+        for name, expression in row.get("let", []):
+            names[name] = evaluate(expression, names)
+        passes: list[Dispatch] = []
+        for entry in row["passes"]:
+            if entry.get("windowed"):
+                for index, (begin, end) in enumerate(pieces):
+                    inner = {**names, "P": end - begin, "window": index}
+                    passes.append(replace(_dispatch(call, entry, inner), window=(begin, end)))
+            else:
+                passes.append(_dispatch(call, entry, names))
+        workspace = int(evaluate(row.get("workspace", 0), names))
+        return Dispatches(call.op, row["variant"], tuple(passes), workspace)
+
+    def _names(self, call: BoundCall, windows: int) -> dict[str, Number]:
+        row = OPS[call.op]
+        names: dict[str, Number] = {**self.limits.names(), "windows": windows}
+        names.update(zip(row.sizes, call.sizes, strict=True))
+        for name, value in zip(row.attrs, call.attrs, strict=True):
+            names[name] = int(value) if value == int(value) else value
+        for operand, place in zip(row.operands, call.operands, strict=True):
+            if operand.optional:
+                names[f"has_{operand.name}"] = int(place is not None)
+        return names
+
+    @staticmethod
+    def _holds(row: Mapping[str, Any], names: Names) -> bool:
+        return all(evaluate(condition, names) for condition in row.get("when", []))
+
+    def _choose(self, call: BoundCall, names: Names, variant: str) -> dict[str, Any]:
+        fitting = [row for row in self.ops.get(call.op, []) if self._holds(row, names)]
+        if not fitting:
+            sizes = ", ".join(
+                f"{letter} = {size}"
+                for letter, size in zip(OPS[call.op].sizes, call.sizes, strict=True)
+            )
+            raise EngineError(f"no webgpu kernel takes {call.op} with {sizes} on this adapter")
+        wanted = (
+            variant
+            or self.preferred.get(choice_key(call))
+            or self.preferred.get(call.op)
+            or fitting[0]["variant"]
+        )
+        return next((row for row in fitting if row["variant"] == wanted), fitting[0])
+
+
+def choice_key(call: BoundCall) -> str:
+    """An op with its sizes and attributes, as choices are kept: ``linear_forward 1024 96 288 / 0``."""
+    attrs = " ".join(f"{value:g}" for value in call.attrs)
+    return f"{call.op} {' '.join(map(str, call.sizes))} / {attrs}"
+
+
+def _dispatch(call: BoundCall, entry: Mapping[str, Any], names: Names) -> Dispatch:
+    counts = [int(evaluate(expression, names)) for expression in entry["grid"]]
+    grid = _fold(counts[0]) if len(counts) == 1 else (counts[0], counts[1], (*counts, 1)[2])
+    if max(grid) > MOST_GROUPS:
+        raise EngineError(
+            f"{call.op} with {' x '.join(map(str, call.sizes))} needs {max(grid):,} workgroups in one dimension, "
+            f"over WebGPU's limit of {MOST_GROUPS:,}"
+        )
+    overrides = entry.get("overrides", {}).items()
+    return Dispatch(
+        entry["file"],
+        entry["entry"],
+        tuple(entry["bind"]),
+        tuple((name, int(evaluate(expression, names))) for name, expression in overrides),
+        b"".join(_word(argument, names) for argument in entry["args"]),
+        grid,
+    )
+
+
+def _fold(count: int) -> tuple[int, int, int]:
+    """A flat number of workgroups in two dimensions; the kernel counts x + y * (groups in x) and checks its bounds."""
+    rows = -(-count // MOST_GROUPS)
+    return (-(-count // rows), rows, 1)
+
+
+def _word(argument: Expression, names: Names) -> bytes:
+    if isinstance(argument, list) and argument[0] == "f32":
+        return struct.pack("<f", evaluate(argument[1], names))
+    return struct.pack("<I", evaluate(argument, names))

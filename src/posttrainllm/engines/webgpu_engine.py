@@ -1,0 +1,149 @@
+"""The webgpu engine: the WGSL kernels on a GPU, through the package wgpu.
+
+Programs are recorded once and replayed; a step is one submit. Nothing waits for the GPU along the way: results of updates gather in a ring
+on the GPU and come back many at a time. Bit-identical on the same adapter and driver; the limits against other engines are STYLE's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from posttrainllm.engines.base import Array, ProgramEngine, StepResult, StepScalars
+from posttrainllm.engines.webgpu_device import GpuDevice, choose_adapter
+from posttrainllm.engines.webgpu_dispatch import DispatchTable
+from posttrainllm.engines.webgpu_memory import GpuMemory
+from posttrainllm.engines.webgpu_recorder import Recorder, Recording
+from posttrainllm.ops import CLIP, SCALARS
+from posttrainllm.plan import BoundCall, Place
+from posttrainllm.program import Program
+
+RING = 64  # steps whose results may wait on the GPU
+SLOT = 32  # bytes a step: the clip buffer, the loss, padding
+PATIENCE = 0.25  # seconds that results may wait
+
+
+class WebGpuEngine(ProgramEngine):
+    """See ``base.Engine``. ``adapter`` is a part of an adapter's name; empty takes the best one."""
+
+    name = "webgpu"
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        dims: Mapping[str, Mapping[str, int]],
+        *,
+        adapter: str = "",
+        preferred: Mapping[str, str] | None = None,
+    ) -> None:
+        """Plan the programs, open the device and take the memory; ``preferred`` names variants of kernels by op."""
+        super().__init__(programs, dims)
+        self.device = GpuDevice(choose_adapter(adapter))
+        self.memory = GpuMemory(self.plan, self.device)
+        self.recorder = Recorder(
+            self.device, self.memory, DispatchTable(self.device.limits, preferred)
+        )
+        for name in self.plan.programs:
+            self.recorder.reserve(self.plan.bind(name))
+        self._ring = self.device.buffer("results", RING * SLOT)
+        self._pending: list[Recording] = []
+        self._waiting = 0  # steps in the ring
+        self._read_at = time.monotonic()
+
+    @property
+    def info(self) -> dict[str, str | int]:
+        """Adapter, driver, backend and version of wgpu."""
+        return {"engine": self.name, **self.device.info}
+
+    @property
+    def nbytes(self) -> int:
+        """All buffers."""
+        return self.memory.nbytes + self.recorder.nbytes + RING * SLOT
+
+    def write(self, place: Place, values: Array) -> None:
+        """See ``ProgramEngine.write``. Programs that were asked for run first, unless nothing changes for them."""
+        if self.memory.is_input(place):
+            if self._pending and not self.memory.same_input(place, values):
+                self.flush()
+            self.memory.set_input(place, values)
+        else:
+            self.flush()
+            self.memory.write(place, values)
+
+    def read(self, place: Place) -> Array:
+        """See ``ProgramEngine.read``."""
+        self.flush()
+        return self.memory.read(place)
+
+    def prepare(self, calls: list[BoundCall]) -> Recording:
+        """Record the calls."""
+        return self.recorder.record(calls)
+
+    def run(self, prepared: Recording) -> None:
+        """Put a recording down to be submitted with what comes next: a step is one submit."""
+        self._pending.append(prepared)
+
+    def flush(self) -> None:
+        """Submit what was asked for; does not wait for it."""
+        if not self._pending:
+            return
+        self.memory.send_inputs()
+        encoder = self.device.device.create_command_encoder()
+        for recording in self._pending:
+            self.recorder.encode(encoder, recording)
+        self._pending.clear()
+        self.device.queue.submit([encoder.finish()])
+
+    def update(self, scalars: StepScalars) -> None:
+        """See ``Engine.update``. The scalars go along with those of the gradients before, which read other slots of the same buffer."""
+        for slot in ("lr", "correction1", "correction2"):
+            self._scalars[SCALARS.index(slot)] = getattr(scalars, slot)
+        self.memory.set_input(Place("in.scalars", 0, self._scalars.shape), self._scalars)
+        self.run_program("update")
+        if self._waiting == RING:
+            self._collect()
+        self.memory.send_inputs()
+        encoder = self.device.device.create_command_encoder()
+        for recording in self._pending:
+            self.recorder.encode(encoder, recording)
+        self._pending.clear()
+        slot_at = self._waiting * SLOT
+        for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):
+            buffer, at, _ = self.memory.resource(Place(region, 0, (1,)))
+            encoder.copy_buffer_to_buffer(buffer, at, self._ring, slot_at + offset, size)
+        self.device.queue.submit([encoder.finish()])
+        self._waiting += 1
+
+    def _collect(self) -> None:
+        """Read the ring; waits for the GPU."""
+        self.flush()
+        if self._waiting:
+            data = self.device.queue.read_buffer(self._ring, 0, self._waiting * SLOT)
+            for norm, _, nonfinite, _, loss in np.frombuffer(data, np.float32).reshape(-1, 8)[
+                :, :5
+            ]:
+                finite = not nonfinite and bool(np.isfinite(loss))
+                self._results.append(StepResult(float(loss), float(norm), finite))
+        self._waiting = 0
+        self._read_at = time.monotonic()
+
+    def results(self, wait: bool = True) -> list[StepResult]:
+        """See ``Engine.results``. Without ``wait``, those of several steps come at a time."""
+        overdue = time.monotonic() - self._read_at > PATIENCE
+        if wait or (self._waiting and overdue):
+            self._collect()
+        return super().results()
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """See ``Engine.load``."""
+        self._collect()
+        super().load(*args, **kwargs)
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        self._pending.clear()
+        super().close()
+        self.memory.close()

@@ -1,0 +1,152 @@
+"""Bound calls as recordings: pipelines and bind groups made once, replayed step by step.
+
+What this is: ``Recorder.record`` asks the dispatch table what each call becomes and prepares all GPU objects; ``encode`` replays a
+recording into a command encoder, which takes a few microseconds a dispatch and creates nothing but the encoder.
+What this is not: the choice of kernels (``webgpu_dispatch.py``) or memory (``webgpu_memory.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posttrainllm.engines.webgpu_device import GpuDevice
+from posttrainllm.engines.webgpu_dispatch import Dispatch, Dispatches, DispatchTable
+from posttrainllm.engines.webgpu_memory import GpuMemory, Resource
+from posttrainllm.errors import EngineError
+from posttrainllm.ops import OPS
+from posttrainllm.plan import ALIGN, BoundCall, Place
+
+SLICE = 256  # bytes between two calls' words in the uniform buffer
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One dispatch, ready to be replayed, with where it came from."""
+
+    pipeline: Any
+    group: Any
+    grid: tuple[int, int, int]
+    call: BoundCall
+    entry: str
+    variant: str
+
+
+@dataclass
+class Recording:
+    """All dispatches of a program, and what must live as long as they do."""
+
+    dispatches: list[Recorded]
+    uniforms: Any
+
+
+class Recorder:
+    """Makes recordings over one memory, with one workspace for all of them."""
+
+    def __init__(self, device: GpuDevice, memory: GpuMemory, table: DispatchTable) -> None:
+        """Nothing is taken before the first recording, but for the buffer that stands in for operands left out."""
+        self.device, self.memory, self.table = device, memory, table
+        self.nbytes = 4 * ALIGN
+        self._absent = device.buffer("absent", 4 * ALIGN)
+        self._workspace: Any = None
+        self._workspace_bytes = 0
+
+    def reserve(self, calls: list[BoundCall]) -> None:
+        """Take the workspace that these calls need, if it is more than there is."""
+        self._grow(max((self._dispatches(call).workspace for call in calls), default=0))
+
+    def record(self, calls: list[BoundCall]) -> Recording:
+        """Make all GPU objects of these calls.
+
+        Raises: EngineError, with the call, where the device refuses one.
+        """
+        chosen = [(call, self._dispatches(call)) for call in calls]
+        self._grow(max((found.workspace for _, found in chosen), default=0))
+        entries = [(call, found, dispatch) for call, found in chosen for dispatch in found.passes]
+        words = np.zeros(max(1, len(entries)) * SLICE, np.uint8)
+        for index, (_, _, dispatch) in enumerate(entries):
+            at = index * SLICE
+            words[at : at + len(dispatch.words)] = np.frombuffer(dispatch.words, np.uint8)
+        uniforms = self.device.buffer("uniforms", words.nbytes, "uniform")
+        self.nbytes += words.nbytes
+        self.device.queue.write_buffer(uniforms, 0, words)
+        recorded = []
+        for index, (call, found, dispatch) in enumerate(entries):
+            access, resources = self._bindings(call, found, dispatch)
+            size = -(-len(dispatch.words) // 16) * 16
+            resources.append((uniforms, index * SLICE, size))
+            access = (*access, "uniform")
+            recorded.append(
+                Recorded(
+                    self.device.pipeline(dispatch, access),
+                    self.device.bind(access, resources),
+                    dispatch.grid,
+                    call,
+                    dispatch.entry,
+                    found.variant,
+                )
+            )
+        return Recording(recorded, uniforms)
+
+    def encode(self, encoder: Any, recording: Recording) -> None:
+        """Replay a recording as one compute pass."""
+        compute = encoder.begin_compute_pass()
+        last = None
+        for item in recording.dispatches:
+            if item.pipeline is not last:
+                compute.set_pipeline(item.pipeline)
+                last = item.pipeline
+            compute.set_bind_group(0, item.group)
+            compute.dispatch_workgroups(*item.grid)
+        compute.end()
+
+    def _dispatches(self, call: BoundCall) -> Dispatches:
+        windows = None
+        if OPS[call.op].sizes == ("P",):
+            arenas = [
+                place
+                for operand, place in zip(OPS[call.op].operands, call.operands, strict=True)
+                if operand.shape == ("P",) and place is not None
+            ]
+            windows = self.memory.windows(arenas[0])
+        return self.table.dispatches(call, windows)
+
+    def _grow(self, elements: int) -> None:
+        nbytes = -(-4 * elements // 256) * 256
+        if nbytes > self.device.binding_bytes:
+            raise EngineError(
+                f"the kernels' workspace takes {nbytes / 2**20:,.0f} MiB, over the "
+                f"{self.device.binding_bytes / 2**20:,.0f} MiB that {self.device.name!r} binds at once"
+            )
+        if nbytes > self._workspace_bytes:
+            self._workspace = self.device.buffer("workspace", nbytes)
+            self.nbytes += nbytes - self._workspace_bytes
+            self._workspace_bytes = nbytes
+
+    def _bindings(
+        self, call: BoundCall, found: Dispatches, dispatch: Dispatch
+    ) -> tuple[tuple[str, ...], list[Resource]]:
+        """Types and resources of the storage bindings, in the order of the table."""
+        row = OPS[call.op]
+        by_name: dict[str, tuple[Place | None, bool, bool]] = {
+            operand.name: (place, index < len(row.outputs), operand.shape == ("P",))
+            for index, (operand, place) in enumerate(zip(row.operands, call.operands, strict=True))
+        }
+        access: list[str] = []
+        resources: list[Resource] = []
+        for name in dispatch.bind:
+            base, _, how = name.partition(":")
+            if base == "workspace":
+                access.append("storage" if how == "write" else "read-only-storage")
+                resources.append((self._workspace, 0, max(4 * found.workspace, 16)))
+                continue
+            place, written, cut = by_name.get(base, (None, False, False))
+            access.append("storage" if written else "read-only-storage")
+            if place is None:
+                resources.append((self._absent, 0, 4 * ALIGN))
+            else:
+                window = dispatch.window if cut else None
+                resources.append(self.memory.resource(place, window))
+        return tuple(access), resources

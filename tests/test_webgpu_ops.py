@@ -1,0 +1,69 @@
+"""Every WGSL kernel against the numpy engine in float64, on whatever adapter is here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from needs import require
+from op_cases import CASES
+from op_inputs import operands, reference
+from posttrainllm.ops import OPS
+from tolerances import LIMITS, errors
+
+require("wgpu")
+
+from webgpu_cases import LoneOp  # noqa: E402
+
+MOST_WORK = 3e7  # multiplications of a case: a software adapter does about 1e9 a second
+
+
+def work(case) -> float:
+    sizes = case.sizes
+    if case.op.startswith("linear") and "I" in sizes:
+        return sizes["N"] * sizes["I"] * sizes["O"]
+    if case.op.startswith("attention") and "H" in sizes:
+        return 4 * sizes["B"] * sizes["T"] ** 2 * sizes["C"]
+    return float(np.prod([float(size) for size in sizes.values()] or [1.0]))
+
+
+SMALL = [case for case in CASES.values() if not case.slow and work(case) <= MOST_WORK]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_webgpu_op_is_within_its_limit(case):
+    given = operands(case)
+    wanted, limit = reference(case, given), LIMITS[case.op].of("webgpu")
+    variants = LoneOp(case, given).variants
+    assert variants, f"no kernel takes {case}"
+    for variant in variants:
+        op = LoneOp(case, given, variant)
+        got = op.run()
+        for name, value in got.items():
+            bad = np.isfinite(wanted[name]) & ~np.isfinite(value)
+            assert not bad.any(), f"{case} {variant}: {name} has {bad.sum()} numbers not finite"
+        for name, error in errors(case, given, wanted, got).items():
+            assert error <= limit, f"{case} {variant}: {name} is off by {error:.1f}, limit {limit}"
+        again = op.run()
+        for name, value in got.items():
+            assert np.array_equal(value, again[name], equal_nan=True), f"{case} {variant} differs"
+        op.close()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_nan_that_goes_in_comes_out_on_webgpu(op):
+    fitting = [
+        c for c in SMALL if c.op == op and c.kind in ("normal", "above") and not c.accumulates
+    ]
+    case = max(fitting, key=lambda c: work(c) if work(c) < 1e5 else 0)
+    for operand in case.row.inputs:
+        given = operands(case)
+        value = given[operand.name]
+        if value is None or value.dtype == np.int32 or operand.name in ("scalars", "clip"):
+            continue
+        value[...] = np.nan
+        for variant in LoneOp(case, given).variants:
+            lone = LoneOp(case, given, variant)
+            got = lone.run()
+            lone.close()
+            assert any(np.isnan(result).any() for result in got.values()), (operand.name, variant)
