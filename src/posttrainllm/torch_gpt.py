@@ -135,9 +135,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)  # torch's eps is GPT-2's, 1e-5
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = Attention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, layer: int, cache: Cache | None) -> Tensor:
@@ -157,7 +157,7 @@ class GPT(nn.Module):
         self.wte = _embedding(config.n_vocab, config.n_embd)
         self.wpe = _embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         if not config.tied:
             self.lm_head = nn.Linear(config.n_embd, config.n_vocab, bias=False)
             nn.init.zeros_(self.lm_head.weight)

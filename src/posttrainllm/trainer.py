@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from posttrainllm.checkpoint import Checkpoint
-from posttrainllm.checkpoint_folder import check_space
+from posttrainllm.checkpoint_folder import check_space, list_checkpoints, step_of
 from posttrainllm.config import TrainConfig
 from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
 from posttrainllm.corpus import Corpus
@@ -27,7 +27,7 @@ from posttrainllm.counting import CountingLine
 from posttrainllm.counting import lines as counting_lines
 from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
-from posttrainllm.errors import NonFiniteError
+from posttrainllm.errors import CheckpointError, NonFiniteError
 from posttrainllm.evaluate import evaluate
 from posttrainllm.journal import Journal
 from posttrainllm.observer import Observer, Outcome, Record, Silent, Start
@@ -113,6 +113,7 @@ class Trainer:
             else:
                 self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
             with self.run.lock(), StopSignals(self.observer.stopping) as stop:
+                self._still_newest()
                 self.run.start_from(self.step)
                 self.run.write_config(config)
                 self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)
@@ -124,6 +125,16 @@ class Trainer:
                     self.journal.close()
         finally:
             self.engine.close()
+
+    def _still_newest(self) -> None:
+        """Refuse to go on from an older checkpoint: named by hand, or overtaken by another process before the lock was ours."""
+        newest = max(map(step_of, list_checkpoints(self.run.checkpoints)), default=0)
+        damaged = bool(self.resumed and self.resumed.notices)  # then the newest one was passed over on purpose
+        if newest > self.step and not damaged:
+            raise CheckpointError(
+                f"run {self.run.name} has a checkpoint of step {newest}, beyond step {self.step}",
+                f"go on from the newest: --resume {self.run.name}, or remove the later ones",
+            )
 
     def _train(self, stop: StopSignals) -> Outcome:
         self.observer.started(self._start())

@@ -1,0 +1,54 @@
+"""Every engine starts from the golden weights, sees the golden batches and follows the golden loss curves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posttrainllm.config import load_config
+from posttrainllm.control import batch_offsets
+from posttrainllm.corpus import open_corpus
+from posttrainllm.engine_choice import initial_parameters, training_engine
+from posttrainllm.kernels.build import available_builds
+from posttrainllm.machine import instruction_sets
+from posttrainllm.trainer import train_step
+from tests.golden.make_golden import golden_config
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())
+BUILDS = [f"cpp:{build}" for build in available_builds() if build in instruction_sets()]
+
+
+@pytest.mark.parametrize("preset", GOLDEN)
+def test_initial_weights_and_first_batch_are_the_golden_ones(preset: str) -> None:
+    golden, config = GOLDEN[preset], load_config(preset)
+    weights = initial_parameters(config.model, golden["seed"])
+    hashes = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in weights.items()}
+    assert hashes == golden["parameters"]
+    corpus = open_corpus([], val_fraction=config.data.val_fraction)
+    assert corpus.sha256 == golden["corpus"]
+    windows = corpus.positions(config.model.n_ctx)
+    assert batch_offsets(golden["seed"], 1, config.data.batch_size, 0, windows).tolist() == golden["first_offsets"]
+
+
+@pytest.mark.parametrize("engine", ["numpy", *BUILDS])
+@pytest.mark.parametrize("preset", GOLDEN)
+def test_loss_curve_follows_the_golden_one(preset: str, engine: str) -> None:
+    golden = GOLDEN[preset]
+    if engine == "numpy" and preset != "tiny":
+        pytest.skip("numpy is slow on purpose: one curve is enough")
+    name, _, build = engine.partition(":")
+    config = golden_config(preset, name, build)
+    corpus = open_corpus([], val_fraction=config.data.val_fraction)
+    trained = training_engine(config)
+    trained.load(initial_parameters(config.model, config.training.seed))
+    for step in range(1, len(golden["losses"]) + 1):
+        train_step(trained, corpus, config, step)
+    losses = np.array([result.loss for result in trained.results()])
+    drift = np.abs(losses - golden["losses"]) / np.abs(golden["losses"])
+    assert np.isfinite(losses).all()
+    assert drift[:10].max() <= 1e-6, f"step {drift[:10].argmax() + 1}"
+    assert drift.max() <= 1e-5, f"step {drift.argmax() + 1}"
