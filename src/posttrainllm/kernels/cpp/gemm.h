@@ -18,6 +18,8 @@
 constexpr int MR = 8, NV = 3;
 #elif defined(__AVX__)
 constexpr int MR = 6, NV = 2;
+#elif defined(__aarch64__)
+constexpr int MR = 8, NV = 2;  // by the register count; not measured
 #else
 constexpr int MR = 4, NV = 2;
 #endif
@@ -139,23 +141,31 @@ void microkernel(i64 K, const float* a, const float* b, float* c, i64 ldc, i64 r
       for (int v = 0; v < VECTORS; v++) sum[m][v] = fma(factor, column[v], sum[m][v]);
     }
   }
+  if (rows == MR && cols == VECTORS * W) {
 #pragma clang loop unroll(full)
-  for (int v = 0; v < VECTORS; v++) {
-    const i64 left = cols - v * W;
-    if (left <= 0) break;
-    vf shift = splat(0.0f);
-    if (bias) shift = left >= W ? load(bias + v * W) : load_part(bias + v * W, left);
+    for (int v = 0; v < VECTORS; v++) {
+      const vf shift = bias ? load(bias + v * W) : splat(0.0f);
 #pragma clang loop unroll(full)
-    for (int m = 0; m < MR; m++) {
-      if (m >= rows) break;
-      float* target = c + m * ldc + v * W;
-      vf value = sum[m][v] + shift;
-      if (left >= W) {
+      for (int m = 0; m < MR; m++) {
+        float* target = c + m * ldc + v * W;
+        const vf value = sum[m][v] + shift;
         store(target, add ? load(target) + value : value);
-      } else {
-        store_part(target, add ? load_part(target, left) + value : value, left);
       }
     }
+    return;
+  }
+  float edge[MR * VECTORS * W];
+#pragma clang loop unroll(full)
+  for (int m = 0; m < MR; m++)
+#pragma clang loop unroll(full)
+    for (int v = 0; v < VECTORS; v++) store(edge + (m * VECTORS + v) * W, sum[m][v]);
+  for (i64 m = 0; m < rows; m++) {
+    for_lanes(cols, [&](i64 n, auto lanes) {
+      float* target = c + m * ldc + n;
+      const vf shift = bias ? get(bias + n, lanes) : splat(0.0f);
+      const vf value = load(edge + m * VECTORS * W + n) + shift;
+      put(target, add ? get(target, lanes) + value : value, lanes);
+    });
   }
 }
 

@@ -4,6 +4,8 @@
 #pragma once
 #include "call.h"
 
+constexpr i64 MAX_HEAD_SIZE = 256;  // of the attention ops: rows of a head live on the stack
+
 // zig hides symbols on WebAssembly unless they say otherwise.
 #pragma GCC visibility push(default)
 extern "C" {

@@ -157,11 +157,16 @@ constexpr Row TABLE[] = {
 
 constexpr u32 COUNT = sizeof(TABLE) / sizeof(TABLE[0]);
 
-// A head size the attention kernels take: they keep a row of a head in fixed memory.
-bool heads_fit(i64 C, double heads) {
-  const i64 H = i64(heads);
-  return H >= 1 && H <= C && C % H == 0 && C / H <= 256;
+constexpr u32 op_number(const char* name) {
+  for (u32 op = 0; op < COUNT; op++) {
+    const char *a = TABLE[op].name, *b = name;
+    while (*a && *a == *b) a++, b++;
+    if (*a == *b) return op;
+  }
+  return COUNT;
 }
+
+bool heads_fit(i64 C, i64 H) { return H >= 1 && C % H == 0 && C / H <= MAX_HEAD_SIZE; }
 
 // Faults of the host, caught before a kernel reads through a wrong offset.
 bool valid(const Call& call) {
@@ -178,10 +183,13 @@ bool valid(const Call& call) {
     const double code = call.attr[row.accumulate];
     if (code != 0.0 && code != 1.0 && !(code == 2.0 && row.has_scalars)) return false;
   }
-  if (row.run == TABLE[11].run || row.run == TABLE[12].run) {
-    return heads_fit(call.size[2], double(call.size[3]));
+  switch (call.op) {
+    case op_number("attention_forward"):
+    case op_number("attention_backward"):
+      return heads_fit(call.size[2], call.size[3]);
+    case op_number("attention_decode"):
+      return heads_fit(call.size[2], i64(call.attr[0]));
   }
-  if (row.run == TABLE[14].run) return heads_fit(call.size[2], call.attr[0]);
   return true;
 }
 

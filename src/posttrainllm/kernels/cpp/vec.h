@@ -78,8 +78,8 @@ inline vf sqrt(vf x) { return __builtin_elementwise_sqrt(x); }
 inline float sqrt(float x) { return __builtin_elementwise_sqrt(x); }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 
-// Sums and maxima over lanes, in one fixed order: halves are folded onto each other. (Compilers turn
-// the loops into shuffles; writing those by hand gained nothing.)
+// Sums and maxima over lanes, in one fixed order: halves are folded onto each other. Compilers turn
+// the loops into shuffles; writing those by hand gained nothing.
 inline float sum_lanes(vf x) {
   float t[W];
   store(t, x);
