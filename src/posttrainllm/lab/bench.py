@@ -1,0 +1,291 @@
+"""Timing of whole training steps: engines, presets and thread counts in turns, in one process.
+
+What this is: every combination is a cell; a round takes one step of every cell (A B C A B C ...), so that a processor that slows down
+slows all of them down. Before each timed step the same cell takes one that is not timed, as in training, where the step before was its
+own: caches are filled with its data, and the threads of the engine before have gone to sleep.
+What this is not: a test. Nothing here passes or fails, and a speed is compared only with speeds of the same run.
+
+A step is what the trainer takes: batches drawn, gradients, clip, AdamW, result read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from posttrainllm.config import TrainConfig, load_config
+from posttrainllm.corpus import Corpus
+from posttrainllm.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.engines.base import Engine
+from posttrainllm.errors import ConfigError, EngineError, NonFiniteError
+from posttrainllm.lab import peak_memory
+from posttrainllm.lab.benchmark_record import Record, make_record
+from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops, tokens_per_step
+from posttrainllm.machine import available_memory, available_threads
+from posttrainllm.session import corpus_of
+from posttrainllm.trainer import train_step
+
+COMPILED = "torch-compile"
+LEAST_REPEATS = 10  # of a record
+WARMUP = 3
+
+Progress = Callable[[str, int, int], None]
+"""Told (what is done, how many of them, of how many)."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination that is timed."""
+
+    preset: str
+    engine: str
+    threads: int
+    config: TrainConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of a cell; ``ratio`` says how many times faster than the baseline it is."""
+
+    preset: str
+    engine: str
+    threads: int
+    median_ms: float
+    min_ms: float
+    max_ms: float
+    tokens_per_second: float
+    gflops: float
+    flops_per_step: float
+    bytes_per_step: float
+    planned_bytes: int
+    peak_bytes: int | None
+    repeats: int
+    baseline: str | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All rows of a run, and what is needed to keep them as a record."""
+
+    rows: list[Row]
+    cells: list[Cell]
+    info: dict[str, dict[str, str | int]]
+    warmup: int
+    repeats: int
+
+    def records(self) -> list[Record]:
+        """One record an engine. Raises: ConfigError when there were too few repeats for one."""
+        if self.repeats < LEAST_REPEATS:
+            raise ConfigError(
+                f"a record needs at least {LEAST_REPEATS} repeats, got {self.repeats}",
+                "leave --repeats out or raise it",
+            )
+        presets = list(dict.fromkeys(row.preset for row in self.rows))
+        engines = list(dict.fromkeys(row.engine for row in self.rows))
+        method = {
+            "warmup": self.warmup,
+            "repeats": self.repeats,
+            "untimed_steps_before_each": 1,
+            "interleaved_engines": engines,
+        }
+        return [
+            make_record(
+                "step",
+                f"step-{'-'.join(presets)}",
+                engine=engine,
+                info=self.info[engine],
+                config=[
+                    next(c.config for c in self.cells if (c.preset, c.engine) == (preset, engine))
+                    for preset in presets
+                ],
+                rows=[asdict(row) for row in self.rows if row.engine == engine],
+                method=method,
+            )
+            for engine in engines
+        ]
+
+
+@dataclass
+class _Running:
+    """A cell with its engine, between its first step and its last."""
+
+    cell: Cell
+    corpus: Corpus
+    engine: Engine
+    growth: int | None = None
+    taken: int = 0
+    times: list[float] = field(default_factory=list)
+
+    def step(self) -> float:
+        """Take one step; returns its seconds."""
+        config = self.cell.config
+        self._set_threads()
+        number = 1 + self.taken % config.training.steps
+        began = time.perf_counter()
+        train_step(self.engine, self.corpus, config, number)
+        results = self.engine.results()
+        seconds = time.perf_counter() - began
+        self.taken += 1
+        if not all(result.finite for result in results):
+            raise NonFiniteError(
+                f"{self.cell.engine} at {self.cell.preset}: step {self.taken} is not finite",
+                f"posttrainllm parity --preset {self.cell.preset} --engine numpy,{self.cell.engine}",
+            )
+        return seconds
+
+    def _set_threads(self) -> None:
+        if self.cell.engine.startswith("torch"):  # its number of threads belongs to the process
+            import torch
+
+            torch.set_num_threads(self.cell.threads)
+
+
+def make_cells(
+    presets: Iterable[str],
+    engines: Iterable[str],
+    threads: Iterable[int] = (0,),
+    overrides: Sequence[str] = (),
+) -> list[Cell]:
+    """All combinations; threads 0 is all that this process may use.
+
+    numpy's threads are its library's own, so it gets one cell a preset.
+
+    Raises: ConfigError and EngineError for what does not exist.
+    """
+    counts = list(dict.fromkeys(count or available_threads() for count in threads))
+    cells = []
+    for preset in dict.fromkeys(presets):
+        for engine in dict.fromkeys(engines):
+            name = "torch" if engine == COMPILED else engine
+            for count in counts if name != "numpy" else [available_threads()]:
+                flags = {"engine.name": name, "engine.threads": count}
+                config = load_config(preset, overrides=overrides, flags=flags)
+                shown = engine if engine == COMPILED else resolve(config.engine)
+                cells.append(Cell(preset, shown, count, config))
+    return list({(c.preset, c.engine, c.threads): c for c in cells}.values())
+
+
+def bench(
+    cells: Sequence[Cell],
+    *,
+    repeats: int = 20,
+    warmup: int = WARMUP,
+    progress: Progress = lambda what, done, total: None,
+) -> Bench:
+    """Time all cells in turns. Where they do not fit into memory together, one preset after the other.
+
+    Raises: EngineError when one cannot run here, NonFiniteError when one computes nonsense.
+    """
+    rows, info = [], {}
+    for group in _groups(cells):
+        running: list[_Running] = []
+        try:
+            for cell in group:
+                progress(f"setting up {cell.engine} at {cell.preset}", len(running), len(group))
+                running.append(_start(cell, warmup))
+                info[cell.engine] = {
+                    key: value
+                    for key, value in running[-1].engine.info.items()
+                    if key != "threads"  # the rows have it
+                }
+            for number in range(repeats):
+                progress("timing", number, repeats)
+                for one in running:
+                    one.step()
+                    one.times.append(one.step())
+            rows += [_row(one) for one in running]
+        finally:
+            for one in running:
+                one.engine.close()
+    return Bench(_with_ratios(rows), list(cells), info, warmup, repeats)
+
+
+def _start(cell: Cell, warmup: int) -> _Running:
+    """Make the engine and take the first steps, watching how far memory grows."""
+    if cell.engine.startswith("torch"):
+        # not part of any cell's memory; where it is missing, the engine says it better
+        with contextlib.suppress(ModuleNotFoundError):
+            import torch  # noqa: F401
+    corpus = corpus_of(cell.config)
+    peak_memory.forget_peak()
+    before = peak_memory.resident_bytes()
+    engine = training_engine(cell.config)
+    engine.load(initial_parameters(cell.config.model, cell.config.training.seed))
+    if cell.engine == COMPILED:
+        compile_loss(engine)
+    running = _Running(cell, corpus, engine)
+    try:
+        for _ in range(max(1, warmup)):
+            running.step()
+    except Exception as error:
+        engine.close()
+        if cell.engine == COMPILED and not isinstance(error, NonFiniteError):
+            reason = str(error).strip().splitlines()
+            raise EngineError(
+                f"torch.compile failed: {type(error).__name__}: {reason[0] if reason else ''}",
+                "it needs a C++ compiler: apt-get install g++",
+            ) from error
+        raise
+    peak = peak_memory.peak_bytes()
+    running.growth = None if peak is None or before is None else max(0, peak - before)
+    return running
+
+
+def compile_loss(engine: Engine) -> None:
+    """Let torch.compile translate forward and backward of a torch engine; the optimizer's ten calls stay as they are."""
+    import torch
+
+    module: Any = engine.module  # type: ignore[attr-defined]
+    module.loss_sum = torch.compile(module.loss_sum, dynamic=False)
+
+
+def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """All cells together where that fits into half of the memory, else by preset."""
+    plans = {cell.preset: 0 for cell in cells}
+    for preset in plans:
+        plans[preset] = planned_bytes(next(c.config for c in cells if c.preset == preset))
+    available = available_memory()
+    if not available or sum(plans[cell.preset] for cell in cells) <= available // 2:
+        return [list(cells)]
+    return [[cell for cell in cells if cell.preset == preset] for preset in plans]
+
+
+def _row(running: _Running) -> Row:
+    cell, times = running.cell, running.times
+    median = statistics.median(times)
+    flops = step_flops(cell.config)
+    return Row(
+        preset=cell.preset,
+        engine=cell.engine,
+        threads=cell.threads,
+        median_ms=1e3 * median,
+        min_ms=1e3 * min(times),
+        max_ms=1e3 * max(times),
+        tokens_per_second=tokens_per_step(cell.config) / median,
+        gflops=flops / median / 1e9,
+        flops_per_step=flops,
+        bytes_per_step=step_bytes(cell.config),
+        planned_bytes=running.engine.nbytes,
+        peak_bytes=running.growth,
+        repeats=len(times),
+    )
+
+
+def _with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Compare each row with the baseline of its preset and threads: the faster of torch's, else the first engine."""
+    found = []
+    for row in rows:
+        same = [r for r in rows if (r.preset, r.threads) == (row.preset, row.threads)]
+        torches = [r for r in same if r.engine.startswith("torch")]
+        first = [r for r in same if r.engine == rows[0].engine]
+        base = min(torches or first, key=lambda r: r.median_ms, default=None)
+        values = asdict(row)
+        if base is not None:
+            values |= {"baseline": base.engine, "ratio": base.median_ms / row.median_ms}
+        found.append(Row(**values))
+    return found

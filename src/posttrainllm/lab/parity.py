@@ -1,0 +1,252 @@
+"""Parity: several engines train the same steps from the same weights, and their numbers are compared.
+
+What this is: losses of every step and step-0 gradients of every tensor, engine by engine, against a reference, with a verdict. The
+reference is the numpy engine in float64 where that is affordable, else the first engine that was named.
+What this is not: a test of single ops (``tests/test_ops.py``), or of trained weights, which cannot be compared across engines: the key
+bias has no gradient in exact arithmetic, and AdamW turns its rounding noise into full steps.
+
+A number that is not finite fails, whatever it is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrainllm.config import TrainConfig, replace
+from posttrainllm.corpus import Corpus
+from posttrainllm.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.engines.base import Engine
+from posttrainllm.errors import ConfigError
+from posttrainllm.lab.cost import fits_float64, step_flops
+from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit
+from posttrainllm.trainer import train_step, training_batches
+
+REFERENCE = "numpy float64"
+MOST_REFERENCE_FLOPS = (
+    2e12  # a few minutes of the numpy engine; beyond it the first engine is the reference
+)
+
+Progress = Callable[[str, int, int], None]
+"""Told (engine, step, steps) after every step."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one engine computed: the losses of steps 1 to N and the gradients before step 1."""
+
+    engine: str
+    losses: list[float]
+    gradients: dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A relative difference, and where it is: a step (counted from 1) or a tensor."""
+
+    error: float
+    limit: float | None
+    step: int = 0
+    tensor: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Within the limit; NaN and infinity are not."""
+        return math.isfinite(self.error) and (self.limit is None or self.error <= self.limit)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One engine against the reference."""
+
+    engine: str
+    losses: list[float]
+    gradients: list[Drift]
+    drifts: list[Drift]
+
+    @property
+    def worst_gradient(self) -> Drift:
+        """The tensor that is furthest off."""
+        return max(self.gradients, key=_badness)
+
+    @property
+    def worst_loss(self) -> Drift:
+        """The step that is furthest off."""
+        return max(self.drifts, key=_badness)
+
+    @property
+    def first_failure(self) -> Drift | None:
+        """The first thing over its limit: gradients come before the first step."""
+        return next((drift for drift in [*self.gradients, *self.drifts] if not drift.passed), None)
+
+    def worst_within(self, first: int, last: int) -> Drift | None:
+        """The worst loss of steps ``first`` to ``last``; None when the run is shorter."""
+        return max((d for d in self.drifts if first <= d.step <= last), key=_badness, default=None)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The outcome of a parity run."""
+
+    preset: str
+    steps: int
+    seed: int
+    reference: Trace
+    why_reference: str
+    comparisons: list[Comparison]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every engine stayed within its limits."""
+        return all(one.first_failure is None for one in self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """One line: the verdict, the largest drift and, when it failed, what went over its limit first."""
+        worst = max(self.comparisons, key=lambda one: _badness(one.worst_loss))
+        drift = worst.worst_loss
+        line = (
+            f"parity: {'PASS' if self.passed else 'FAIL'}, largest drift {drift.error:.1e} at step {drift.step} "
+            f"({worst.engine} against {self.reference.engine})"
+        )
+        for one in self.comparisons:
+            if (failure := one.first_failure) is not None:
+                line += f"; {one.engine}: {_describe(failure)}"
+        return line
+
+
+def parity(
+    config: TrainConfig,
+    corpus: Corpus,
+    engines: Sequence[str],
+    *,
+    steps: int,
+    progress: Progress = lambda engine, step, steps: None,
+) -> Parity:
+    """Train ``steps`` steps on every engine and compare.
+
+    The model, batches and seed are the configuration's; the rate is ``limits.PARITY_RATE``.
+
+    Raises: ConfigError when there is nothing to compare, EngineError when an engine cannot run here.
+    """
+    config = replace(
+        config,
+        {
+            "training.steps": steps,
+            "schedule.kind": "constant",
+            "schedule.learning_rate": PARITY_RATE,
+            "schedule.warmup_steps": 0,
+        },
+    )
+    names = [_named(config, name) for name in dict.fromkeys(engines)]
+    affordable, why = _reference(config, steps)
+    if not names or (len(names) < 2 and not affordable):
+        raise ConfigError(
+            f"one engine has nothing to be compared with: {why}",
+            "name two engines: --engine cpp,torch",
+        )
+    if affordable:
+        reference = trace(config, corpus, "numpy", steps, progress, float64=True)
+    else:
+        reference = trace(config, corpus, names.pop(0), steps, progress)
+    comparisons = [
+        compare(trace(config, corpus, name, steps, progress), reference) for name in names
+    ]
+    return Parity(config.preset, steps, config.training.seed, reference, why, comparisons)
+
+
+def trace(
+    config: TrainConfig,
+    corpus: Corpus,
+    engine: str,
+    steps: int,
+    progress: Progress = lambda engine, step, steps: None,
+    *,
+    float64: bool = False,
+) -> Trace:
+    """Train the first steps of a configuration on one engine and keep what can be compared.
+
+    The gradients of step 1 are computed twice, once to be read here: so what a step leaves behind in work space is part of the check.
+    """
+    config = replace(config, {"engine.name": engine})
+    label = f"{engine} float64" if float64 else engine
+    runner = training_engine(config, dtype=np.float64 if float64 else np.float32)
+    try:
+        runner.load(initial_parameters(config.model, config.training.seed))
+        gradients = first_gradients(runner, corpus, config)
+        losses = []
+        for step in range(1, steps + 1):
+            train_step(runner, corpus, config, step)
+            losses += [result.loss for result in runner.results()]
+            progress(label, step, steps)
+    finally:
+        runner.close()
+    assert len(losses) == steps
+    return Trace(label, losses, gradients)
+
+
+def first_gradients(
+    engine: Engine, corpus: Corpus, config: TrainConfig
+) -> dict[str, NDArray[np.float32]]:
+    """Gradients of the mean loss of step 1, by parameter name, before any clip."""
+    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    for index, batch in enumerate(training_batches(corpus, config, 1)):
+        engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
+    return engine.gradient_tensors()
+
+
+def compare(got: Trace, reference: Trace) -> Comparison:
+    """Hold one engine's numbers to the reference's."""
+    gradients = [
+        Drift(_max_norm(got.gradients[name], wanted), gradient_limit(got.engine), tensor=name)
+        for name, wanted in reference.gradients.items()
+    ]
+    drifts = [
+        Drift(abs(loss - wanted) / abs(wanted), loss_limit(got.engine, step), step=step)
+        for step, (loss, wanted) in enumerate(
+            zip(got.losses, reference.losses, strict=True), start=1
+        )
+    ]
+    return Comparison(got.engine, got.losses, gradients, drifts)
+
+
+def _max_norm(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """max abs(got - wanted) / max abs(wanted); NaN when either holds one."""
+    difference = np.max(np.abs(got.astype(np.float64) - wanted))
+    scale = np.max(np.abs(wanted)).astype(np.float64)
+    if difference == 0 and np.isfinite(scale):
+        return 0.0
+    return float(difference / scale) if scale else math.inf
+
+
+def _badness(drift: Drift) -> tuple[bool, float]:
+    """What is not a number is worse than any number."""
+    return not math.isfinite(drift.error), drift.error if math.isfinite(drift.error) else 0.0
+
+
+def _describe(failure: Drift) -> str:
+    where = f"gradient of {failure.tensor}" if failure.tensor else f"loss of step {failure.step}"
+    if not math.isfinite(failure.error):
+        return f"{where} is not a finite number"
+    return f"{where} is off by {failure.error:.1e}, the limit is {failure.limit:.0e}"
+
+
+def _named(config: TrainConfig, engine: str) -> str:
+    """The engine's own name. Raises: ConfigError for an unknown one, EngineError for one that cannot run."""
+    return resolve(replace(config, {"engine.name": engine}).engine)
+
+
+def _reference(config: TrainConfig, steps: int) -> tuple[bool, str]:
+    """Whether the numpy engine in float64 is affordable, and the reason in words."""
+    need = step_flops(config) * steps
+    if need > MOST_REFERENCE_FLOPS:
+        return False, (
+            f"{need / 1e12:.1f} TFLOP are too many for {REFERENCE}, over {MOST_REFERENCE_FLOPS / 1e12:.0f}"
+        )
+    if not fits_float64(config):
+        return False, f"{REFERENCE} does not fit into memory"
+    return True, f"{REFERENCE} is affordable: {need / 1e9:.1f} GFLOP"
