@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from op_inputs import MODES, Case
 from posttrainllm.config import PRESETS, load_config
 from posttrainllm.model import model_dims
@@ -43,6 +45,7 @@ EMBEDDINGS = [(1, 1, 1), (2, 3, 5), (7, 5, 2), (64, 48, 256), (130, 33, 50), (51
 PRODUCTS = [
     (1, 1, 1), (1, 7, 5), (3, 1, 2), (5, 3, 1), (2, 2, 2), (13, 17, 19), (31, 33, 29), (64, 64, 64), (65, 63, 67),
     (97, 101, 103), (7, 257, 3), (130, 100, 36), (1, 96, 256), (257, 5, 49), (4, 384, 130),
+    (33, 300, 2100), (33, 1100, 700), (9, 530, 2077),  # beyond what is packed at a time, in columns, rows, both
 ]  # fmt: skip
 ATTENTIONS = [
     # B, T, C, H
@@ -180,12 +183,47 @@ def optimizer() -> Iterator[Case]:
             yield Case("gradient_clip", {}, {"clip_norm": norm}, kind=kind)
     for length in LENGTHS:
         yield Case("adamw_step", {"P": length}, ADAMW)
-    for kind in ("first", "clipped", "zeros", "flagged"):
+    for kind in ("first", "clipped", "zeros", "tiny", "flagged"):
         yield Case("adamw_step", {"P": 1003}, ADAMW, kind=kind)
     yield Case("adamw_step", {"P": 1003}, {**ADAMW, "weight_decay": 0.0})
 
 
-FAMILIES = (embedding, layernorm, linear, gelu, attention, cross_entropy, small_ops, optimizer)
+def any_sizes() -> Iterator[Case]:
+    """A few cases of every op with random sizes, to be wrong in ways that nobody thought of."""
+    random = np.random.default_rng(5)
+    for op, row in OPS.items():
+        for _ in range(6):
+            sizes = {letter: int(random.integers(1, 90)) for letter in row.sizes}
+            attrs = {**(EPS if "eps" in row.attrs else {}), **(ADAMW if op == "adamw_step" else {})}
+            heads = int(random.integers(1, 6))
+            if op.startswith("attention"):
+                sizes |= {"B": int(random.integers(1, 4)), "C": heads * int(random.integers(1, 40))}
+            if "H" in sizes:
+                sizes["H"] = heads
+            if "n_head" in row.attrs:
+                attrs["n_head"] = heads
+            if "S" in sizes and "T" in sizes:
+                sizes["S"] += sizes["T"]
+            for flag in ("transposed", "erf"):
+                if flag in row.attrs:
+                    attrs[flag] = float(random.integers(0, 2))
+            modes = list(MODES) if any(o.name == "scalars" for o in row.inputs) else IN_PLACE_SUMS
+            mode = str(random.choice(modes)) if "accumulate" in row.attrs else "write"
+            if op != "gradient_clip":
+                yield Case(op, sizes, attrs, mode=mode)
+
+
+FAMILIES = (
+    embedding,
+    layernorm,
+    linear,
+    gelu,
+    attention,
+    cross_entropy,
+    small_ops,
+    optimizer,
+    any_sizes,
+)
 CASES = {str(case): case for family in FAMILIES for case in family()}
 
 

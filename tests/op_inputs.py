@@ -266,6 +266,9 @@ def _adamw(case: Case, random: np.random.Generator, found: Operands) -> None:
         found["v"] = random.standard_normal(size) ** 2 * 0.1 + 1e-4
     if case.kind == "zeros":
         found["grad"] = found["m"] = found["v"] = np.zeros(size)
+    if case.kind == "tiny":  # where eps counts
+        found["grad"] = random.standard_normal(size) * 1e-8
+        found["m"], found["v"] = random.standard_normal(size) * 1e-8, np.full(size, 1e-17)
     if case.kind == "flagged":
         found["grad"] = np.full(size, np.nan)
 

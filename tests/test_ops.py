@@ -16,7 +16,7 @@ import pytest
 
 from guarded import ENGINES, MARK, GuardedMemory, OpEngine, Outcome, obtain
 from op_cases import CASES, cases_of
-from op_inputs import Array, Case, Operands, operands, reference
+from op_inputs import Array, Case, Operands, elements, operands, reference
 from posttrainllm.engines.numpy_ops import NUMPY_OPS
 from posttrainllm.ops import OPS
 from tolerances import LIMITS, errors
@@ -78,6 +78,25 @@ def test_op_is_right(case: Case, engine_name: str) -> None:
             case, first, engine.run(case, given, threads=threads), f"with {threads} threads"
         )
     check(case, engine, engine.run(case, given, shift=1))
+
+
+@pytest.mark.parametrize("engine_name", ENGINES)
+@pytest.mark.parametrize("op", OPS)
+def test_a_nan_that_goes_in_comes_out(op: str, engine_name: str) -> None:
+    """No maximum, clamp or mask may swallow it: the clip op has to see it, or a broken model trains on."""
+    engine = obtain(engine_name, pytest.skip)
+    plain = [case for case in cases_of(op) if case.kind == "normal" and not case.accumulates]
+    case = max(
+        (case for case in plain if elements(case) <= 20_000), key=elements, default=cases_of(op)[0]
+    )
+    for operand in case.row.inputs:
+        given = operands(case)
+        value = given[operand.name]
+        if value is None or value.dtype == np.int32 or operand.name in ("scalars", "clip"):
+            continue
+        value[...] = np.nan
+        got = engine.run(case, given).outputs(case)
+        assert any(np.isnan(result).any() for result in got.values()), operand.name
 
 
 # ---- nothing is left out ------------------------------------------------------------------------
