@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from posttrainllm.engines.webgpu_dispatch import Dispatch, Limits
+from posttrainllm.engines.webgpu_native import unchecked_module
 from posttrainllm.errors import EngineError
 
 INSTALL = "run: pip install 'posttrainllm[webgpu]'"
@@ -79,13 +80,14 @@ def choose_adapter(wanted: str = "") -> Any:
 class GpuDevice:
     """A device with the limits that its adapter has, and all that is made on it."""
 
-    def __init__(self, adapter: Any) -> None:
-        """Open the device.
+    def __init__(self, adapter: Any, *, checked: bool = False) -> None:
+        """Open the device; ``checked`` shaders have the run-time checks that a browser gives them.
 
         Raises: EngineError when the driver refuses.
         """
         self.wgpu = _wgpu()
         self.adapter = adapter
+        self.checked = checked
         self.name = str(adapter.info["device"])
         self.software = is_software(adapter)
         features = [name for name in WANTED_FEATURES if name in adapter.features]
@@ -185,7 +187,10 @@ class GpuDevice:
     def _module(self, file: str) -> Any:
         if file not in self._modules:
             source = files("posttrainllm.kernels").joinpath(f"wgsl/{file}.wgsl").read_text("utf-8")
-            self._modules[file] = self.device.create_shader_module(label=file, code=source)
+            if self.checked:
+                self._modules[file] = self.device.create_shader_module(label=file, code=source)
+            else:
+                self._modules[file] = unchecked_module(self.device, file, source)
         return self._modules[file]
 
     def bind(self, access: tuple[str, ...], resources: Sequence[tuple[Any, int, int]]) -> Any:

@@ -111,12 +111,14 @@ class DispatchTable:
         table = json.loads(text)
         if table["format"] != FORMAT:
             raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
-        self.ops: dict[str, list[dict[str, Any]]] = table["ops"]
+        self.ops = {op: _variants(rows, table["shared"]) for op, rows in table["ops"].items()}
 
     def candidates(self, call: BoundCall, windows: int = 1) -> list[str]:
         """Names of the variants that can run a call, the default one first."""
         names = self._names(call, windows)
-        return [row["variant"] for row in self.ops.get(call.op, []) if self._holds(row, names)]
+        fitting = [row for row in self.ops.get(call.op, []) if _fits(row, names)]
+        fitting.sort(key=lambda row: not _holds(row.get("prefer", []), _extended(row, names)))
+        return [row["variant"] for row in fitting]
 
     def dispatches(
         self, call: BoundCall, windows: list[tuple[int, int]] | None = None, variant: str = ""
@@ -131,6 +133,7 @@ class DispatchTable:
         if "P" in sizes:
             names["P"] = max(end - begin for begin, end in pieces)
         row = self._choose(call, names, variant)
+        names = _extended(row, names)
         for name, expression in row.get("let", []):
             names[name] = evaluate(expression, names)
         passes: list[Dispatch] = []
@@ -155,25 +158,51 @@ class DispatchTable:
                 names[f"has_{operand.name}"] = int(place is not None)
         return names
 
-    @staticmethod
-    def _holds(row: Mapping[str, Any], names: Names) -> bool:
-        return all(evaluate(condition, names) for condition in row.get("when", []))
-
     def _choose(self, call: BoundCall, names: Names, variant: str) -> dict[str, Any]:
-        fitting = [row for row in self.ops.get(call.op, []) if self._holds(row, names)]
+        fitting = [row for row in self.ops.get(call.op, []) if _fits(row, names)]
         if not fitting:
             sizes = ", ".join(
                 f"{letter} = {size}"
                 for letter, size in zip(OPS[call.op].sizes, call.sizes, strict=True)
             )
             raise EngineError(f"no webgpu kernel takes {call.op} with {sizes} on this adapter")
-        wanted = (
-            variant
-            or self.preferred.get(choice_key(call))
-            or self.preferred.get(call.op)
-            or fitting[0]["variant"]
-        )
-        return next((row for row in fitting if row["variant"] == wanted), fitting[0])
+        wanted = variant or self.preferred.get(choice_key(call)) or self.preferred.get(call.op)
+        preferred = (row for row in fitting if _holds(row.get("prefer", []), _extended(row, names)))
+        first = next(preferred, fitting[0])
+        return next((row for row in fitting if row["variant"] == wanted), first)
+
+
+def _variants(rows: list[dict[str, Any]], shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The variants of an op: a row that is ``like`` a shared list takes all of it, under its own names and operands."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if "like" not in row:
+            found.append(row)
+            continue
+        for variant in shared[row["like"]]:
+            passes = [
+                {**entry, "bind": [row["operands"].get(name, name) for name in entry["bind"]]}
+                for entry in variant["passes"]
+            ]
+            when = [*row.get("when", []), *variant.get("when", [])]
+            found.append({**variant, "when": when, "names": row["names"], "passes": passes})
+    return found
+
+
+def _extended(row: Mapping[str, Any], names: Names) -> dict[str, Number]:
+    """Names with those that the row defines for its conditions."""
+    known = dict(names)
+    for name, expression in row.get("names", []):
+        known[name] = evaluate(expression, known)
+    return known
+
+
+def _holds(conditions: list[Expression], names: Names) -> bool:
+    return all(evaluate(condition, names) for condition in conditions)
+
+
+def _fits(row: Mapping[str, Any], names: Names) -> bool:
+    return _holds(row.get("when", []), _extended(row, names))
 
 
 def choice_key(call: BoundCall) -> str:

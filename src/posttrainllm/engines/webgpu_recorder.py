@@ -15,6 +15,7 @@ import numpy as np
 from posttrainllm.engines.webgpu_device import GpuDevice
 from posttrainllm.engines.webgpu_dispatch import Dispatch, Dispatches, DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory, Resource
+from posttrainllm.engines.webgpu_native import FastPass
 from posttrainllm.errors import EngineError
 from posttrainllm.ops import OPS
 from posttrainllm.plan import ALIGN, BoundCall, Place
@@ -41,6 +42,10 @@ class Recording:
     dispatches: list[Recorded]
     uniforms: Any
 
+    def __post_init__(self) -> None:
+        """Lay out what is replayed."""
+        self.items = [(item.pipeline, item.group, item.grid) for item in self.dispatches]
+
 
 class Recorder:
     """Makes recordings over one memory, with one workspace for all of them."""
@@ -49,6 +54,7 @@ class Recorder:
         """Nothing is taken before the first recording, but for the buffer that stands in for operands left out."""
         self.device, self.memory, self.table = device, memory, table
         self.nbytes = 4 * ALIGN
+        self._pass = FastPass()
         self._absent = device.buffer("absent", 4 * ALIGN)
         self._workspace: Any = None
         self._workspace_bytes = 0
@@ -93,13 +99,7 @@ class Recorder:
     def encode(self, encoder: Any, recording: Recording) -> None:
         """Replay a recording as one compute pass."""
         compute = encoder.begin_compute_pass()
-        last = None
-        for item in recording.dispatches:
-            if item.pipeline is not last:
-                compute.set_pipeline(item.pipeline)
-                last = item.pipeline
-            compute.set_bind_group(0, item.group)
-            compute.dispatch_workgroups(*item.grid)
+        self._pass.replay(compute, recording.items)
         compute.end()
 
     def _dispatches(self, call: BoundCall) -> Dispatches:

@@ -153,6 +153,50 @@ fn linear_tile4(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_i
     put(group.z, row + 3u, column, r3);
 }
 
+// The same for a small tile: four groups of lanes share the inner indices of each tile between them, and their sums are added at the end.
+// TILE 32, DEPTH 32, LANES 256: for products with few results, where a lane would wait for memory most of the time.
+@compute @workgroup_size(LANES)
+fn linear_tile4_shared(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u) {
+    let share = lane / 64u;
+    let y = lane % 64u / 8u;
+    let x = lane % 8u;
+    let row0 = group.y * TILE;
+    let column0 = group.x * TILE;
+    let end = min(args.inner, (group.z + 1u) * args.span);
+    var k0 = group.z * args.span;
+    var stage = 0u;
+    store_left(lane, 0u, fetch_left(lane, row0, k0, end));
+    store_right(lane, 0u, fetch_right(lane, column0, k0, end));
+    workgroupBarrier();
+    while (true) {
+        let next = k0 + DEPTH;
+        var a = vec4f(0.0);
+        var b = vec4f(0.0);
+        if (next < end) {
+            a = fetch_left(lane, row0, next, end);
+            b = fetch_right(lane, column0, next, end);
+        }
+        eight_steps4(stage * (TILE * DEPTH / 4u), share * 8u, y, x);
+        if (next >= end) { break; }
+        stage = 1u - stage;
+        store_left(lane, stage, a);
+        store_right(lane, stage, b);
+        workgroupBarrier();
+        k0 = next;
+    }
+    workgroupBarrier();
+    // shares 0 and 1 lie in left_tile, 2 and 3 in right_tile: 256 vec4s each, in the order row * 8 + column / 4
+    let at = share % 2u * 256u + y * 32u + x;
+    if (share < 2u) {
+        left_tile[at] = r0; left_tile[at + 8u] = r1; left_tile[at + 16u] = r2; left_tile[at + 24u] = r3;
+    } else {
+        right_tile[at] = r0; right_tile[at + 8u] = r1; right_tile[at + 16u] = r2; right_tile[at + 24u] = r3;
+    }
+    workgroupBarrier();
+    let sum = (left_tile[lane] + left_tile[lane + 256u]) + (right_tile[lane] + right_tile[lane + 256u]);
+    put(group.z, row0 + lane / 8u, column0 + lane % 8u * 4u, sum);
+}
+
 // ---- 8 x 8 results a lane: rows y*4 .. and TILE/2 + y*4 .., columns likewise ------------------------------------------------------------
 
 var<private> s0: vec4f; var<private> s1: vec4f; var<private> s2: vec4f; var<private> s3: vec4f; // rows y*4 .., columns TILE/2 + x*4
