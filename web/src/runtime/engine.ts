@@ -1,0 +1,297 @@
+// engine.ts: what an engine is to the page and to node, and what those that run programs share.
+//
+// The TypeScript side of engines/base.py: inputs in, one run a program, results out. Everything that
+// may take a while is asynchronous, because one of the engines is a GPU. Read next: wasm.ts.
+import { Control, DRAWN } from "./control.ts";
+import { bindExtent } from "./program.ts";
+import { Plan, product } from "./plan.ts";
+import type { ArenaKind, BoundCall, Place } from "./plan.ts";
+import type { ProgramSet } from "./program.ts";
+import type { Dims, Tables } from "./tables.ts";
+
+/** Token ids and the ids that follow them, `rows` x `time` each; a target of -1 is not trained. */
+export interface Batch {
+  readonly tokens: Int32Array;
+  readonly targets: Int32Array;
+  readonly rows: number;
+  readonly time: number;
+}
+
+/** What changes from update to update: the learning rate and 1 - beta^t of both moments. */
+export interface StepScalars {
+  readonly lr: number;
+  readonly correction1: number;
+  readonly correction2: number;
+}
+
+/** The step's loss in nats per token, the gradients' norm before clipping, whether all was finite. */
+export interface StepResult {
+  readonly loss: number;
+  readonly gradNorm: number;
+  readonly finite: boolean;
+}
+
+export type Tensors = Map<string, Float32Array>;
+
+/** Everything that training changes, by parameter name. */
+export interface State {
+  readonly params: Tensors;
+  readonly m: Tensors;
+  readonly v: Tensors;
+}
+
+export interface Engine {
+  readonly name: string;
+  /** What runs: build, threads, adapter; goes into records. */
+  readonly info: Readonly<Record<string, string | number>>;
+  /** All memory, taken once. */
+  readonly bytes: number;
+  /** Random numbers, schedule and sampling, large enough for this model. */
+  readonly control: Control;
+  /** First values from a seed; clears moments and the non-finite flag. */
+  initialize(seed: number): Promise<void>;
+  load(params: Tensors, m?: Tensors, v?: Tensors): Promise<void>;
+  state(): Promise<State>;
+  /** Loss and gradients of one micro-batch; unless `first`, added to what is there. */
+  gradients(batch: Batch, invCount: number, first: boolean): Promise<void>;
+  update(scalars: StepScalars): Promise<void>;
+  /** Results of the updates since the last time, in order. */
+  results(): Promise<StepResult[]>;
+  /** Mean loss of a batch in nats per token. */
+  loss(batch: Batch): Promise<number>;
+  /** Logits (rows, time, vocabulary). */
+  logits(tokens: Int32Array, rows: number, time: number): Promise<Float32Array>;
+  /** Start the cache with prompts of one length; logits (rows, vocabulary) of the last token of each. */
+  prefill(tokens: Int32Array, rows: number, time: number): Promise<Float32Array>;
+  /** Take one token a row on; logits (rows, vocabulary). */
+  decode(tokens: Int32Array): Promise<Float32Array>;
+  close(): Promise<void>;
+}
+
+/** An engine that cannot run here, or no longer. */
+export class EngineError extends Error {
+  override name = "EngineError";
+}
+
+/** The engine broke while it ran (a trap, a lost thread or device): its memory must not be used any more. */
+export class EngineLost extends EngineError {
+  override name = "EngineLost";
+}
+
+/** An engine that runs programs. A subclass brings memory and the run. */
+export abstract class ProgramEngine implements Engine {
+  abstract readonly name: string;
+  abstract readonly info: Readonly<Record<string, string | number>>;
+  abstract readonly bytes: number;
+  readonly plan: Plan;
+  readonly tables: Tables;
+  readonly control: Control;
+  readonly #prepared = new Map<string, unknown>();
+  readonly #scalars: Float32Array;
+  #results: StepResult[] = [];
+  #positions = new Int32Array(0);
+
+  constructor(tables: Tables, set: ProgramSet, controlModule: WebAssembly.Module) {
+    this.tables = tables;
+    this.plan = new Plan(tables, set);
+    this.#scalars = new Float32Array(tables.scalars.length);
+    const all = Object.values(set.dims);
+    const largest = (extent: string[]): number => Math.max(...all.map((dims) => bindExtent([1, extent], dims)));
+    this.control = new Control(controlModule, tables, { vocabulary: largest(["V"]), tokens: largest(["B", "T"]) });
+  }
+
+  /** Copies values into a place. */
+  abstract write(place: Place, values: Float32Array | Int32Array): void;
+  /** A copy of a place's content. */
+  abstract read(place: Place): Promise<Float32Array>;
+  /** Turns bound calls into whatever `run` takes. */
+  protected abstract prepare(calls: BoundCall[]): unknown;
+  /** Runs prepared calls; what is written or read afterwards comes after them. */
+  protected abstract run(prepared: unknown): void | Promise<void>;
+  abstract close(): Promise<void>;
+
+  /** Runs a program of the set, prepared once for each choice of dims. */
+  protected async runProgram(name: string, smaller: Dims = {}): Promise<void> {
+    const key = `${name} ${JSON.stringify(smaller)}`;
+    let prepared = this.#prepared.get(key);
+    if (prepared === undefined) {
+      prepared = this.prepare(this.plan.bind(name, smaller));
+      this.#prepared.set(key, prepared);
+    }
+    await this.run(prepared);
+  }
+
+  #input(program: string, name: string, values: Int32Array): void {
+    const place = this.plan.places.get(program)?.get(name);
+    if (place !== undefined) this.write({ ...place, shape: [values.length] }, values);
+  }
+
+  #dim(program: string, letter: string): number {
+    const dims = this.plan.dims[program];
+    if (dims === undefined) throw new EngineError(`the ${this.name} engine was set up without the program '${program}'`);
+    return bindExtent([1, [letter]], dims);
+  }
+
+  #setBatch(program: string, batch: Batch): void {
+    const [rows, time] = [this.#dim(program, "B"), this.#dim(program, "T")];
+    if (batch.rows !== rows || batch.time !== time) {
+      throw new EngineError(`a batch of ${batch.rows} x ${batch.time} does not fit the planned ${rows} x ${time}`);
+    }
+    const positions = columns(rows, time);
+    this.#setTokens(program, batch.tokens, positions);
+    this.#input(program, "targets", batch.targets);
+    if (!this.plan.places.get(program)?.has("token_index.rows")) return;
+    for (const [index, ids] of [["token_index", batch.tokens], ["position_index", positions]] as const) {
+      const found = this.control.tokenIndex(ids);
+      for (const part of ["rows", "starts", "order"] as const) this.#input(program, `${index}.${part}`, found[part]);
+    }
+  }
+
+  #setTokens(program: string, tokens: Int32Array, positions: Int32Array): void {
+    const vocabulary = this.#dim(program, "V");
+    for (const token of tokens) {
+      if (!(token >= 0 && token < vocabulary)) {
+        throw new EngineError(`token ids must lie in 0 .. ${vocabulary - 1}, got ${token}`);
+      }
+    }
+    this.#input(program, "tokens", tokens);
+    this.#input(program, "positions", positions);
+    this.#input(program, "segment_start", new Int32Array(tokens.length));
+  }
+
+  #setScalars(slots: Readonly<Record<string, number>>): void {
+    for (const [slot, value] of Object.entries(slots)) this.#scalars[this.tables.scalars.indexOf(slot)] = value;
+    this.write({ region: "in.scalars", offset: 0, shape: [this.#scalars.length] }, this.#scalars);
+  }
+
+  async initialize(seed: number): Promise<void> {
+    const layers = this.#dim(Object.keys(this.plan.programs)[0] ?? "", "L");
+    for (const [name, { init, place }] of this.plan.layout) {
+      const count = product(place.shape);
+      for (let start = 0; start < count; start += DRAWN) {
+        const values = new Float32Array(Math.min(DRAWN, count - start));
+        this.control.initialValues(values, seed, name, init, layers, start);
+        this.write({ ...place, offset: place.offset + start, shape: [values.length] }, values);
+      }
+    }
+    this.#fresh();
+    for (const kind of MOMENTS) this.#zero(kind);
+  }
+
+  #fresh(): void {
+    const slots = this.tables.clip.length;
+    if (this.plan.regions.has("state.clip")) {
+      this.write({ region: "state.clip", offset: 0, shape: [slots] }, new Float32Array(slots));
+    }
+    this.#results = [];
+  }
+
+  #zero(kind: ArenaKind): void {
+    for (const part of this.tables.plan.parts) {
+      const elements = this.plan.regions.get(`${kind}.${part}`)?.elements ?? 0;
+      for (let offset = 0; offset < elements; offset += DRAWN) {
+        const count = Math.min(DRAWN, elements - offset);
+        this.write({ region: `${kind}.${part}`, offset, shape: [count] }, new Float32Array(count));
+      }
+    }
+  }
+
+  async load(params: Tensors, m?: Tensors, v?: Tensors): Promise<void> {
+    for (const [kind, tensors] of [["param", params], ["adam.m", m], ["adam.v", v]] as const) {
+      if (!this.plan.regions.has(`${kind}.${this.tables.plan.parts[0]}`)) continue;
+      if (tensors === undefined) {
+        this.#zero(kind);
+        continue;
+      }
+      for (const name of new Set([...tensors.keys(), ...this.plan.layout.keys()])) {
+        const values = tensors.get(name);
+        if (values === undefined || !this.plan.layout.has(name)) {
+          throw new EngineError(`the tensors do not fit the model: '${name}' is missing or unexpected`);
+        }
+        const place = this.plan.tensor(kind, name);
+        if (values.length !== product(place.shape)) {
+          throw new EngineError(`'${name}' has ${values.length} numbers, the model ${place.shape.join(" x ")}`);
+        }
+        this.write(place, values);
+      }
+    }
+    this.#fresh();
+  }
+
+  async state(): Promise<State> {
+    const read = async (kind: ArenaKind): Promise<Tensors> => {
+      const found: Tensors = new Map();
+      if (!this.plan.regions.has(`${kind}.${this.tables.plan.parts[0]}`)) return found;
+      for (const name of this.plan.layout.keys()) found.set(name, await this.read(this.plan.tensor(kind, name)));
+      return found;
+    };
+    return { params: await read("param"), m: await read("adam.m"), v: await read("adam.v") };
+  }
+
+  async gradients(batch: Batch, invCount: number, first: boolean): Promise<void> {
+    this.#setBatch("gradients", batch);
+    this.#setScalars({ inv_count: invCount, beta: first ? 0 : 1 });
+    await this.runProgram("gradients");
+  }
+
+  async update(scalars: StepScalars): Promise<void> {
+    this.#setScalars({ ...scalars });
+    await this.runProgram("update");
+    const clip = await this.read({ region: "state.clip", offset: 0, shape: [this.tables.clip.length] });
+    const loss = await this.#readLoss();
+    const slot = (name: string): number => clip[this.tables.clip.indexOf(name)] ?? NaN;
+    this.#results.push({ loss, gradNorm: slot("norm"), finite: slot("nonfinite") === 0 && Number.isFinite(loss) });
+  }
+
+  async results(): Promise<StepResult[]> {
+    const taken = this.#results;
+    this.#results = [];
+    return taken;
+  }
+
+  async #readLoss(): Promise<number> {
+    return (await this.read({ region: "out.loss", offset: 0, shape: [1] }))[0] ?? NaN;
+  }
+
+  async loss(batch: Batch): Promise<number> {
+    this.#setBatch("loss", batch);
+    const trained = batch.targets.reduce((count, target) => count + (target >= 0 ? 1 : 0), 0);
+    this.#setScalars({ inv_count: 1 / Math.max(1, trained), beta: 0 });
+    await this.runProgram("loss");
+    return this.#readLoss();
+  }
+
+  async logits(tokens: Int32Array, rows: number, time: number): Promise<Float32Array> {
+    this.#setTokens("logits", tokens, columns(rows, time));
+    await this.runProgram("logits", { B: rows, T: time });
+    return this.read({ region: "out.logits", offset: 0, shape: [rows, time, this.#dim("logits", "V")] });
+  }
+
+  async prefill(tokens: Int32Array, rows: number, time: number): Promise<Float32Array> {
+    this.#positions = new Int32Array(rows).fill(time);
+    this.#setTokens("prefill", tokens, columns(rows, time));
+    this.#input("prefill", "last", Int32Array.from({ length: rows }, (_, row) => row * time + time - 1));
+    await this.runProgram("prefill", { B: rows, T: time });
+    return this.read({ region: "out.next_logits", offset: 0, shape: [rows, this.#dim("prefill", "V")] });
+  }
+
+  async decode(tokens: Int32Array): Promise<Float32Array> {
+    const rows = tokens.length;
+    const room = this.#dim("decode", "S");
+    if (this.#positions.length !== rows || this.#positions.some((position) => position >= room)) {
+      throw new EngineError(`decode needs a prefill of ${rows} prompts and room in the cache of ${room} tokens`);
+    }
+    this.#setTokens("decode", tokens, this.#positions);
+    this.#input("decode", "last", Int32Array.from({ length: rows }, (_, row) => row));
+    await this.runProgram("decode", { B: rows });
+    this.#positions = this.#positions.map((position) => position + 1);
+    return this.read({ region: "out.next_logits", offset: 0, shape: [rows, this.#dim("decode", "V")] });
+  }
+}
+
+const MOMENTS: readonly ArenaKind[] = ["adam.m", "adam.v"];
+
+/** 0 .. time-1, once a row. */
+function columns(rows: number, time: number): Int32Array {
+  return Int32Array.from({ length: rows * time }, (_, index) => index % time);
+}
