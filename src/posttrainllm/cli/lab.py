@@ -75,11 +75,13 @@ def bench(
     from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_bench
     from posttrainllm.lab.bench import bench as run_bench
-    from posttrainllm.lab.bench import make_cells
+    from posttrainllm.lab.bench import check_repeats, make_cells
 
     if case is not None:
         _run_case(case, steps, record, as_json)
         return
+    if record is not None:
+        check_repeats(repeats)
     cells = make_cells(
         _names(preset or _default_preset()),
         _names(engine),

@@ -54,8 +54,8 @@ def show_bench(found: Bench) -> None:
             f"{row.gflops:.1f}",
             "-" if row.peak_bytes is None else show_bytes(row.peak_bytes),
             show_bytes(row.planned_bytes),
-            "-" if row.ratio is None else f"{row.ratio:.2f}x",
-            row.baseline or "-",
+            f"{row.ratio:.2f}x",
+            row.baseline,
         ]
         for row in found.rows
     ]
@@ -107,7 +107,7 @@ def show_parity(found: Parity, *, verbose: bool) -> None:
     if rest:
         say((f"{rest} more tensors are closer; --verbose shows them", "dim"))
     say()
-    columns = ["engine", "worst gradient", "steps 1-10", "steps 11-200", "beyond", "verdict"]
+    columns = ["engine", "gradient", "losses 1-10", "losses 11-200", "beyond", "update", "verdict"]
     print_table(
         [Column(title) for title in columns],
         [
@@ -117,6 +117,7 @@ def show_parity(found: Parity, *, verbose: bool) -> None:
                 _held(one.worst_within(1, 10)),
                 _held(one.worst_within(11, 200)),
                 _held(one.worst_within(201, found.steps)),
+                _held(one.worst_update),
                 "pass" if one.first_failure is None else "FAIL",
             ]
             for one in found.comparisons

@@ -14,7 +14,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from posttrainllm.config import TrainConfig, load_config
@@ -64,8 +64,8 @@ class Row:
     planned_bytes: int
     peak_bytes: int | None
     repeats: int
-    baseline: str | None = None
-    ratio: float | None = None
+    baseline: str = ""
+    ratio: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,7 @@ class Bench:
 
     def records(self) -> list[Record]:
         """One record an engine. Raises: ConfigError when there were too few repeats for one."""
-        if self.repeats < LEAST_REPEATS:
-            raise ConfigError(
-                f"a record needs at least {LEAST_REPEATS} repeats, got {self.repeats}",
-                "leave --repeats out or raise it",
-            )
+        check_repeats(self.repeats)
         presets = list(dict.fromkeys(row.preset for row in self.rows))
         engines = list(dict.fromkeys(row.engine for row in self.rows))
         method = {
@@ -153,7 +149,7 @@ def make_cells(
 ) -> list[Cell]:
     """All combinations; threads 0 is all that this process may use.
 
-    numpy's threads are its library's own, so it gets one cell a preset.
+    numpy's threads are its library's own, and wasm and webgpu run on one, so they get one cell a preset.
 
     Raises: ConfigError and EngineError for what does not exist.
     """
@@ -162,12 +158,26 @@ def make_cells(
     for preset in dict.fromkeys(presets):
         for engine in dict.fromkeys(engines):
             name = "torch" if engine == COMPILED else engine
-            for count in counts if name != "numpy" else [available_threads()]:
+            for count in _fixed_threads(name) or counts:
                 flags = {"engine.name": name, "engine.threads": count}
                 config = load_config(preset, overrides=overrides, flags=flags)
                 shown = engine if engine == COMPILED else resolve(config.engine)
                 cells.append(Cell(preset, shown, count, config))
     return list({(c.preset, c.engine, c.threads): c for c in cells}.values())
+
+
+def _fixed_threads(engine: str) -> list[int]:
+    """The one thread count of an engine that cannot be told another."""
+    return {"numpy": [available_threads()], "wasm": [1], "webgpu": [1]}.get(engine, [])
+
+
+def check_repeats(repeats: int) -> None:
+    """Refuse a record of too few repeats, best before they are measured. Raises: ConfigError."""
+    if repeats < LEAST_REPEATS:
+        raise ConfigError(
+            f"a record needs at least {LEAST_REPEATS} repeats, got {repeats}",
+            "leave --repeats out or raise it",
+        )
 
 
 def bench(
@@ -277,15 +287,17 @@ def _row(running: _Running) -> Row:
 
 
 def _with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Compare each row with the baseline of its preset and threads: the faster of torch's, else the first engine."""
+    """Compare each row with the baseline of its preset: the faster of torch's, else the first engine.
+
+    At the same number of threads where the baseline has it, else at the baseline's best.
+    """
     found = []
     for row in rows:
-        same = [r for r in rows if (r.preset, r.threads) == (row.preset, row.threads)]
-        torches = [r for r in same if r.engine.startswith("torch")]
-        first = [r for r in same if r.engine == rows[0].engine]
-        base = min(torches or first, key=lambda r: r.median_ms, default=None)
-        values = asdict(row)
-        if base is not None:
-            values |= {"baseline": base.engine, "ratio": base.median_ms / row.median_ms}
-        found.append(Row(**values))
+        of_preset = [other for other in rows if other.preset == row.preset]
+        torches = [other for other in of_preset if other.engine.startswith("torch")]
+        candidates = torches or [o for o in of_preset if o.engine == of_preset[0].engine]
+        same = [other for other in candidates if other.threads == row.threads]
+        base = min(same or candidates, key=lambda other: other.median_ms)
+        ratio = base.median_ms / row.median_ms
+        found.append(replace(row, baseline=f"{base.engine} x{base.threads}", ratio=ratio))
     return found

@@ -23,9 +23,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from posttrainllm.config import TrainConfig, load_config
+from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.errors import ConfigError
-from posttrainllm.lab.bench import Bench, bench, make_cells
+from posttrainllm.lab.bench import Bench, bench, check_repeats, make_cells
 from posttrainllm.lab.benchmark_record import Record, make_record, source_tree
 from posttrainllm.lab.measured_run import MeasuredRun, Progress, train_once
 from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
@@ -53,8 +53,12 @@ class Case(BaseModel):
 
     def config(self, steps: int | None = None) -> TrainConfig:
         """The configuration of a case that trains."""
-        flags = {"training.steps": steps, "engine.name": self.engines[0]}
-        return load_config(self.presets[0], overrides=self.set, flags=flags)
+        flags = {"engine.name": self.engines[0]}
+        config = load_config(self.presets[0], overrides=self.set, flags=flags)
+        if steps is None:
+            return config
+        warmup = min(config.schedule.warmup_steps, steps // 10)
+        return replace(config, {"training.steps": steps, "schedule.warmup_steps": warmup})
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ def run_case(
     Raises: ConfigError, CorpusError, EngineError.
     """
     if case.kind == "step":
+        check_repeats(case.repeats)
         cells = make_cells(case.presets, case.engines, case.threads, case.set)
         timed = bench(cells, repeats=case.repeats, progress=progress)
         records = [{**record, "case": case.name} for record in timed.records()]

@@ -22,7 +22,10 @@ FORMULAS: Final = {
     ),
     "planned_bytes": "what the engine takes or, for torch, arenas plus an estimate of what autograd keeps",
     "peak_bytes": "growth of the process's resident memory from before the engine is made to its peak in the first steps",
-    "ratio": "median time of the baseline engine at the same preset and threads, divided by this median",
+    "ratio": (
+        "median of the baseline divided by this one: torch's faster form, else the first engine; "
+        "at the same threads where it has them"
+    ),
 }
 
 

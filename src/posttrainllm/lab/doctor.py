@@ -138,8 +138,7 @@ def _engine(engine: str, build: str) -> Finding:
         return Finding(name, "problem", f"failed: {type(error).__name__}: {error}")
     worst = found.first_failure
     if worst is not None:
-        where = f"gradient of {worst.tensor}" if worst.tensor else f"loss of step {worst.step}"
-        detail = f"computes something else than numpy float64: {where} is off by {worst.error:.1e}"
+        detail = f"computes something else than numpy float64: {worst}"
         return Finding(name, "problem", detail, "make kernels" if engine in ("cpp", "wasm") else "")
     drift = max(found.worst_loss.error, found.worst_gradient.error)
     return Finding(

@@ -20,11 +20,12 @@ JUDGED_STEPS: Final = 200
 
 EARLY_STEPS: Final = 10
 
-# Largest relative differences: of step-0 gradients (per tensor, max norm), of the losses of steps 1-10, of the losses to step 200.
+# Largest relative differences: of step-0 gradients (per tensor, max norm), of the losses of steps 1-10, of the losses to step 200,
+# of the update (per tensor, max norm, in units of the rate).
 _LIMITS: Final = {
-    "webgpu": (5e-5, 1e-4, 1e-3),  # other orders of summation, and an exp of the driver's
+    "webgpu": (5e-5, 1e-4, 1e-3, 1e-4),  # other orders of summation, and an exp of the driver's
 }
-_USUAL: Final = (1e-5, 1e-6, 1e-5)
+_USUAL: Final = (1e-5, 1e-6, 1e-5, 2e-5)
 
 
 def gradient_limit(engine: str) -> float:
@@ -37,3 +38,8 @@ def loss_limit(engine: str, step: int) -> float | None:
     if step > JUDGED_STEPS:
         return None
     return _LIMITS.get(engine, _USUAL)[1 if step <= EARLY_STEPS else 2]
+
+
+def update_limit(engine: str) -> float:
+    """Largest difference of a tensor after one update from a common state: max abs(got - ref) / rate (``update_check.py``)."""
+    return _LIMITS.get(engine, _USUAL)[3]

@@ -1,7 +1,8 @@
 """Parity: several engines train the same steps from the same weights, and their numbers are compared.
 
-What this is: losses of every step and step-0 gradients of every tensor, engine by engine, against a reference, with a verdict. The
-reference is the numpy engine in float64 where that is affordable, else the first engine that was named.
+What this is: step-0 gradients of every tensor, losses of every step, and one update from a common state (``update_check.py``), engine by
+engine, against a reference, with a verdict. The reference is the numpy engine in float64 where that is affordable, else the first engine
+that was named.
 What this is not: a test of single ops (``tests/test_ops.py``), or of trained weights, which cannot be compared across engines: the key
 bias has no gradient in exact arithmetic, and AdamW turns its rounding noise into full steps.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,8 @@ from posttrainllm.engine_choice import initial_parameters, resolve, training_eng
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
 from posttrainllm.lab.cost import fits_float64, step_flops
-from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit
+from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
+from posttrainllm.lab.update_check import Update, one_update, update_errors
 from posttrainllm.trainer import train_step, training_batches
 
 REFERENCE = "numpy float64"
@@ -37,26 +40,38 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Trace:
-    """What one engine computed: the losses of steps 1 to N and the gradients before step 1."""
+    """What one engine computed: gradients before step 1, losses of steps 1 to N, and an update after them."""
 
     engine: str
     losses: list[float]
     gradients: dict[str, NDArray[np.float32]]
+    update: Update | None = None
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A relative difference, and where it is: a step (counted from 1) or a tensor."""
+    """A relative difference, and where it is: the loss of a step (counted from 1), or the gradient or update of a tensor."""
 
     error: float
     limit: float | None
     step: int = 0
     tensor: str = ""
+    what: Literal["loss", "gradient", "update"] = "loss"
 
     @property
     def passed(self) -> bool:
         """Within the limit; NaN and infinity are not."""
         return math.isfinite(self.error) and (self.limit is None or self.error <= self.limit)
+
+    def __str__(self) -> str:
+        """Say where it is and how far off: "loss of step 3 is off by 1.2e-04, the limit is 1e-06"."""
+        where = (
+            f"loss of step {self.step}" if self.what == "loss" else f"{self.what} of {self.tensor}"
+        )
+        if not math.isfinite(self.error):
+            return f"{where} is not a finite number"
+        limit = "" if self.limit is None else f", the limit is {self.limit:.0e}"
+        return f"{where} is off by {self.error:.1e}{limit}"
 
 
 @dataclass(frozen=True)
@@ -67,11 +82,17 @@ class Comparison:
     losses: list[float]
     gradients: list[Drift]
     drifts: list[Drift]
+    updates: list[Drift]
 
     @property
     def worst_gradient(self) -> Drift:
         """The tensor that is furthest off."""
         return max(self.gradients, key=_badness)
+
+    @property
+    def worst_update(self) -> Drift | None:
+        """The tensor whose update is furthest off; None when there was none to compare."""
+        return max(self.updates, key=_badness, default=None)
 
     @property
     def worst_loss(self) -> Drift:
@@ -80,8 +101,9 @@ class Comparison:
 
     @property
     def first_failure(self) -> Drift | None:
-        """The first thing over its limit: gradients come before the first step."""
-        return next((drift for drift in [*self.gradients, *self.drifts] if not drift.passed), None)
+        """The first thing over its limit, in the order in which it was computed."""
+        everything = [*self.gradients, *self.drifts, *self.updates]
+        return next((drift for drift in everything if not drift.passed), None)
 
     def worst_within(self, first: int, last: int) -> Drift | None:
         """The worst loss of steps ``first`` to ``last``; None when the run is shorter."""
@@ -115,7 +137,7 @@ class Parity:
         )
         for one in self.comparisons:
             if (failure := one.first_failure) is not None:
-                line += f"; {one.engine}: {_describe(failure)}"
+                line += f"; {one.engine}: {failure}"
         return line
 
 
@@ -154,7 +176,8 @@ def parity(
     else:
         reference = trace(config, corpus, names.pop(0), steps, progress)
     comparisons = [
-        compare(trace(config, corpus, name, steps, progress), reference) for name in names
+        compare(trace(config, corpus, name, steps, progress, after=reference.update), reference)
+        for name in names
     ]
     return Parity(config.preset, steps, config.training.seed, reference, why, comparisons)
 
@@ -167,8 +190,11 @@ def trace(
     progress: Progress = lambda engine, step, steps: None,
     *,
     float64: bool = False,
+    after: Update | None = None,
 ) -> Trace:
     """Train the first steps of a configuration on one engine and keep what can be compared.
+
+    The update at the end starts from the state that ``after`` started from, or without one from the engine's own.
 
     The gradients of step 1 are computed twice, once to be read here: so what a step leaves behind in work space is part of the check.
     """
@@ -183,10 +209,12 @@ def trace(
             train_step(runner, corpus, config, step)
             losses += [result.loss for result in runner.results()]
             progress(label, step, steps)
+        assert len(losses) == steps
+        start = runner.state() if after is None else after.start
+        update = one_update(runner, corpus, config, start)
     finally:
         runner.close()
-    assert len(losses) == steps
-    return Trace(label, losses, gradients)
+    return Trace(label, losses, gradients, update)
 
 
 def first_gradients(
@@ -201,17 +229,26 @@ def first_gradients(
 
 def compare(got: Trace, reference: Trace) -> Comparison:
     """Hold one engine's numbers to the reference's."""
+    limit = gradient_limit(got.engine)
     gradients = [
-        Drift(_max_norm(got.gradients[name], wanted), gradient_limit(got.engine), tensor=name)
+        Drift(_max_norm(got.gradients[name], wanted), limit, tensor=name, what="gradient")
         for name, wanted in reference.gradients.items()
     ]
+    losses = zip(got.losses, reference.losses, strict=True)
     drifts = [
-        Drift(abs(loss - wanted) / abs(wanted), loss_limit(got.engine, step), step=step)
-        for step, (loss, wanted) in enumerate(
-            zip(got.losses, reference.losses, strict=True), start=1
-        )
+        Drift(_relative(loss, wanted), loss_limit(got.engine, step), step=step)
+        for step, (loss, wanted) in enumerate(losses, start=1)
     ]
-    return Comparison(got.engine, got.losses, gradients, drifts)
+    updates: list[Drift] = []
+    if got.update is not None and reference.update is not None:
+        errors = update_errors(got.update, reference.update)
+        limit = update_limit(got.engine)
+        updates = [Drift(errors[name], limit, tensor=name, what="update") for name in errors]
+    return Comparison(got.engine, got.losses, gradients, drifts, updates)
+
+
+def _relative(got: float, wanted: float) -> float:
+    return abs(got - wanted) / abs(wanted) if wanted else math.inf
 
 
 def _max_norm(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
@@ -226,13 +263,6 @@ def _max_norm(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 def _badness(drift: Drift) -> tuple[bool, float]:
     """What is not a number is worse than any number."""
     return not math.isfinite(drift.error), drift.error if math.isfinite(drift.error) else 0.0
-
-
-def _describe(failure: Drift) -> str:
-    where = f"gradient of {failure.tensor}" if failure.tensor else f"loss of step {failure.step}"
-    if not math.isfinite(failure.error):
-        return f"{where} is not a finite number"
-    return f"{where} is off by {failure.error:.1e}, the limit is {failure.limit:.0e}"
 
 
 def _named(config: TrainConfig, engine: str) -> str:

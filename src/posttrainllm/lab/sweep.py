@@ -61,7 +61,9 @@ class Sweep:
         line = f"best: {', '.join(f'{key}={value}' for key, value in best.settings.items())}"
         line += f" at a validation loss of {best.val_loss:.3f}"
         usual = self.usual
-        if usual is not None and usual.val_loss is not None and best.val_loss is not None:
+        if usual == best:
+            line += ", as configured"
+        elif usual is not None and usual.val_loss is not None and best.val_loss is not None:
             line += f"; the configured values are {usual.val_loss - best.val_loss:.3f} above it"
         return line
 

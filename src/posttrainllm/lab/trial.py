@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrainllm.config import from_toml
+from posttrainllm.errors import PosttrainError
 from posttrainllm.observer import Record, Silent
 from posttrainllm.session import new_trainer, resumed_trainer
 from posttrainllm.trainer import Trainer
@@ -101,7 +102,10 @@ def live(life: Life) -> int:
 def main() -> None:
     """Live the life of the first argument; standard output gets the number of operations."""
     life = Life(**json.loads(sys.argv[1]))
-    count = live(life)
+    try:
+        count = live(life)
+    except PosttrainError as error:
+        sys.exit(error.message)
     Path(life.runs_dir, COUNT_FILE).write_text(str(count))
 
 

@@ -195,6 +195,7 @@ def kill_and_resume(
             kill = Kill(where, _last_logged(run), _newest(run))
             problems += _lost_too_much(kill, loop.checkpoint_every)
             done.append(kill)
+            finished = kill.checkpoint >= loop.steps  # killed in the last steps of its end
             progress(f"killed at step {kill.logged} ({where})", len(done), kills)
 
 
