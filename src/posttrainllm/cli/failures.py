@@ -36,7 +36,9 @@ def exit_code(command: Callable[[], object]) -> int:
         _tell("stopped")
         return STOPPED
     except BrokenPipeError:
-        _discard_output()
+        from posttrainllm.cli.terminal import discard_output
+
+        discard_output()
         return BROKEN_PIPE
     except Exception as error:
         if os.environ.get("POSTTRAINLLM_TRACEBACK"):
@@ -79,11 +81,3 @@ def _tell(message: str, hint: str = "") -> None:
         say((head + colon, "bold red" if head == "error" else ""), rest, error=True)
         if hint:
             say("  " + one_line(hint), error=True)
-
-
-def _discard_output() -> None:
-    """Let the interpreter flush standard output at its end without another error."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

@@ -25,7 +25,7 @@ ModelEngine = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="numpy, cpp, torch or auto [dim](default: the one it was trained on)[/dim].",
+        help="numpy, cpp, wasm, webgpu, torch or auto [dim](default: the one it was trained on)[/dim].",
     ),
 ]
 

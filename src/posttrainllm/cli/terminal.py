@@ -7,6 +7,7 @@ What this is not: the live display, which is ``display.py``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -53,6 +54,14 @@ def in_foreground(stream: TextIO) -> bool:
 def width(stream: TextIO) -> int:
     """Columns of the terminal; 0 where lines can have any length."""
     return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+def discard_output() -> None:
+    """Send standard output nowhere after it failed, so that no later flush fails on it again."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def say(*parts: Part, end: str = "\n", error: bool = False) -> None:

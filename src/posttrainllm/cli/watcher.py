@@ -15,7 +15,7 @@ from typing import Self
 
 from posttrainllm.cli.figures import one_line
 from posttrainllm.cli.progress import Progress
-from posttrainllm.cli.terminal import say
+from posttrainllm.cli.terminal import discard_output, say
 from posttrainllm.observer import Outcome, Record, Start
 
 
@@ -80,9 +80,10 @@ class Watcher:
             show()
         except OSError as error:
             self._open = False
-            redirect_output()
+            discard_output()
             what = error.strerror or str(error)
-            say(f"notice: standard output is gone ({what}); training goes on", error=True)
+            with contextlib.suppress(OSError):
+                say(f"notice: standard output is gone ({what}); training goes on", error=True)
 
     def show_start(self) -> None:
         """Before the first step."""
@@ -102,10 +103,3 @@ class Watcher:
 
     def show_end(self, outcome: Outcome) -> None:
         """The run is over."""
-
-
-def redirect_output() -> None:
-    """Send standard output nowhere, so that no later flush fails on it again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
