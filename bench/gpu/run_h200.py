@@ -90,7 +90,8 @@ def train(what: ProgramEngine, config: TrainConfig, steps: int) -> list[tuple[fl
         what.gradients(next(source), inv_count=scale, first=True)
         what.update(StepScalars(rate, 1 - 0.9**step, 1 - 0.95**step))
         found += [(result.loss, result.grad_norm) for result in what.results(wait=False)]
-    return found + [(result.loss, result.grad_norm) for result in what.results()]
+    found += [(result.loss, result.grad_norm) for result in what.results()]
+    return found
 
 
 def parity(presets: list[str], steps: int) -> dict[str, Any]:
@@ -126,7 +127,9 @@ def steps_of(presets: list[str]) -> dict[str, Any]:
             source = [next(batches(config, seed)) for seed in range(8)]
             scale = 1.0 / (config.data.batch_size * config.model.n_ctx)
 
-            def step(index: int, gpu: WebGpuEngine = gpu, scale: float = scale) -> None:
+            def step(
+                index: int, gpu: Any = gpu, source: Any = source, scale: float = scale
+            ) -> None:
                 gpu.gradients(source[index % 8], inv_count=scale, first=True)
                 gpu.update(StepScalars(1e-4, 0.1, 0.05))
                 gpu.results(wait=False)
@@ -215,7 +218,9 @@ def tune(presets: list[str], repeats: int = 7, inside: int = 8) -> dict[str, Any
                 try:
                     items = gpu.recorder.record([call]).dispatches
                     passes = [list(items) * inside for _ in range(repeats)]
-                    rows[variant] = round(1e6 * float(np.median(seconds(gpu.device, passes))) / inside, 2)
+                    rows[variant] = round(
+                        1e6 * float(np.median(seconds(gpu.device, passes))) / inside, 2
+                    )
                 except Exception as error:
                     rows[variant] = str(error)
                 del table.preferred[key]
@@ -225,10 +230,10 @@ def tune(presets: list[str], repeats: int = 7, inside: int = 8) -> dict[str, Any
     return found
 
 
-def products(checked: bool) -> dict[str, Any]:
+def products(checked: bool, sizes: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     device = GpuDevice(choose_adapter(), checked=checked)
-    for size in (1024, 2048, 4096):
+    for size in sizes:
         regions = {n: Region(n, "f32", size * size) for n in ("a", "b", "c")}
         regions["in.scalars"] = Region("in.scalars", "f32", 64)
         memory = GpuMemory(Plan({}, {}, regions, {}), device)
@@ -238,12 +243,12 @@ def products(checked: bool) -> dict[str, Any]:
             memory.write(place[name], random.standard_normal((size, size), np.float32))
         memory.send_inputs()
         scalars = Place("in.scalars", 0, (8,))
-        sizes = (size, size, size)
+        cube = (size, size, size)
         a, b, c = place["a"], place["b"], place["c"]
         calls = {
-            "forward": BoundCall("linear_forward", (c, a, b, None), sizes, (0.0,)),
-            "backward_input": BoundCall("linear_backward_input", (c, a, b), sizes, (0.0, 0.0)),
-            "backward_weight": BoundCall("linear_backward_weight", (c, a, b, scalars), sizes, (0.0, 0.0)),
+            "forward": BoundCall("linear_forward", (c, a, b, None), cube, (0.0,)),
+            "backward_input": BoundCall("linear_backward_input", (c, a, b), cube, (0.0, 0.0)),
+            "backward_weight": BoundCall("linear_backward_weight", (c, a, b, scalars), cube, (0.0, 0.0)),
         }  # fmt: skip
         wanted = {
             "forward": lambda x, y: x @ y, "backward_input": lambda x, y: x @ y.T,
@@ -254,13 +259,19 @@ def products(checked: bool) -> dict[str, Any]:
             for variant in table.candidates(call):
                 if variant.startswith("slices") and size > 1024:
                     continue
-                recorder = Recorder(device, memory, DispatchTable(device.limits, {call.op: variant}))
+                recorder = Recorder(
+                    device, memory, DispatchTable(device.limits, {call.op: variant})
+                )
                 items = recorder.record([call]).dispatches
-                inside = {1024: 20, 2048: 8, 4096: 3}[size]
+                inside = 20 if size <= 1024 else 8 if size <= 2048 else 3
                 seconds(device, [list(items)])
                 times = seconds(device, [list(items) * inside for _ in range(10)]) / inside
                 x, y = memory.read(a), memory.read(b)
-                ref = wanted[kind](x.astype(np.float64), y.astype(np.float64)) if size == 1024 else wanted[kind](x, y)
+                ref = (
+                    wanted[kind](x.astype(np.float64), y.astype(np.float64))
+                    if size <= 1024
+                    else wanted[kind](x, y)
+                )
                 error = float(np.abs(memory.read(c) - ref).max())
                 tflops = 2 * size**3 / float(np.median(times)) / 1e12
                 found[f"{size} {kind} {variant}"] = {"tflops": round(tflops, 2), "max_error": error}
@@ -272,7 +283,9 @@ def products(checked: bool) -> dict[str, Any]:
 
 def info() -> dict[str, Any]:
     root = Path(__file__).parents[2]
-    commit = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     chosen = GpuDevice(choose_adapter())
     return {
         "commit": commit.stdout.strip(), "python": platform.python_version(), "machine": platform.platform(),
@@ -287,9 +300,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="info,products,parity,steps,profile,tune")
     parser.add_argument("--presets", default="")
+    parser.add_argument("--sizes", default="1024,2048,4096")
     parser.add_argument("--parity-steps", type=int, default=200)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    sizes = [int(size) for size in given.sizes.split(",")]
     chosen = given.presets.split(",") if given.presets else []
     parts = {
         "info": info,
@@ -297,7 +312,7 @@ def main() -> None:
         "steps": lambda: steps_of(chosen or list(STEPS)),
         "profile": lambda: profile(chosen or ["small", "medium", "large", "xl", "huge", "mega"]),
         "tune": lambda: tune(chosen or ["small", "medium", "large", "xl", "huge", "mega"]),
-        "products": lambda: {"unchecked": products(False), "checked": products(True)},
+        "products": lambda: {"unchecked": products(False, sizes), "checked": products(True, sizes)},
     }
     for part in given.parts.split(","):
         began = time.perf_counter()

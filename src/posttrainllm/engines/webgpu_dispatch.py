@@ -47,11 +47,13 @@ _OPERATORS: dict[str, Callable[[Number, Number], Number]] = {
 
 
 def evaluate(expression: Expression, names: Names) -> Number:
-    """A number, the number behind a name, or an operator over two or more expressions, from left to right."""
+    """A number, the number behind a name, an operator over expressions from left to right, or ``rsqrt``, 1 / sqrt(x)."""
     if isinstance(expression, str):
         return names[expression]
     if isinstance(expression, list):
         values = [evaluate(entry, names) for entry in expression[1:]]
+        if expression[0] == "rsqrt":
+            return float(values[0] ** -0.5)
         return functools.reduce(_OPERATORS[expression[0]], values)
     number: Number = expression
     return number
