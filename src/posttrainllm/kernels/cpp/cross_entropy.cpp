@@ -24,11 +24,10 @@ void cross_entropy_forward(float* row_loss, float* lse, const float* logits, con
       for_lanes(
           V, [&](i64 v, auto lanes) { most = larger(keep(get(z + v, lanes), most, lanes), most); });
       const float m = max_lanes(most);
-      vf sum = splat(0.0f);
-      for_lanes(V, [&](i64 v, auto lanes) {
-        sum += keep(exp(get(z + v, lanes) - splat(m)), splat(0.0f), lanes);
+      const float sum = row_sum(V, [=](i64 v, auto lanes) {
+        return keep(exp(get(z + v, lanes) - splat(m)), splat(0.0f), lanes);
       });
-      const float rest = log(splat(sum_lanes(sum)))[0];
+      const float rest = log(splat(sum))[0];
       lse[n] = m + rest;
       row_loss[n] = targets[n] < 0 ? 0.0f : (m - z[targets[n]]) + rest;
     }

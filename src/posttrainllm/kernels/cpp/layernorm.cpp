@@ -7,7 +7,9 @@
 //              dweight = sum_n dout xhat;  dbias = sum_n dout
 //
 // The variance is taken around the mean in a second pass: the one-pass form cancels when |mean| is
-// large. mean and rstd are saved; xhat is recomputed, as an (N, C) copy costs more to read.
+// large. The mean itself is corrected by the mean of x - mean: in a nearly constant row rstd
+// multiplies its error by up to 1 / sqrt(eps) = 316. mean and rstd are saved; xhat is recomputed,
+// as an (N, C) copy costs more to read.
 #include "ops.h"
 #include "reduce.h"
 
@@ -19,15 +21,16 @@ void layernorm_forward(float* out, float* mean, float* rstd, const float* x, con
   run_rows(work, N, rows_per_tile(C), [=](i64 first, i64 last) {
     for (i64 n = first; n < last; n++) {
       const float* row = x + n * C;
-      vf sum = splat(0.0f);
-      for_lanes(C, [&](i64 c, auto lanes) { sum += get(row + c, lanes); });
-      const float mu = sum_lanes(sum) / float(C);
-      vf squares = splat(0.0f);
-      for_lanes(C, [&](i64 c, auto lanes) {
-        const vf centred = keep(get(row + c, lanes) - splat(mu), splat(0.0f), lanes);
-        squares = fma(centred, centred, squares);
+      float mu = row_sum(C, [=](i64 c, auto lanes) { return get(row + c, lanes); }) / float(C);
+      const auto centred = [&](i64 c, auto lanes) {
+        return keep(get(row + c, lanes) - splat(mu), splat(0.0f), lanes);
+      };
+      mu += row_sum(C, centred) / float(C);  // the rounding of the first sum
+      const float squares = row_sum(C, [&](i64 c, auto lanes) {
+        const vf d = centred(c, lanes);
+        return d * d;
       });
-      const float r = 1.0f / sqrt(sum_lanes(squares) / float(C) + eps);
+      const float r = 1.0f / sqrt(squares / float(C) + eps);
       for_lanes(C, [=](i64 c, auto lanes) {
         const vf xhat = (get(row + c, lanes) - splat(mu)) * splat(r);
         put(out + n * C + c, fma(xhat, get(weight + c, lanes), get(bias + c, lanes)), lanes);
@@ -46,17 +49,18 @@ void layernorm_backward_input(float* dx, const float* dout, const float* x, cons
   run_rows(work, N, rows_per_tile(C), [=](i64 first, i64 last) {
     for (i64 n = first; n < last; n++) {
       const vf mu = splat(mean[n]), r = splat(rstd[n]);
-      vf sum_g = splat(0.0f), sum_gx = splat(0.0f);
-      for_lanes(C, [&](i64 c, auto lanes) {
-        const vf g = get(dout + n * C + c, lanes) * get(weight + c, lanes);  // 0 behind the end
-        sum_g += g;
-        sum_gx = fma(g, (get(x + n * C + c, lanes) - mu) * r, sum_gx);
-      });
-      const vf mean_g = splat(sum_lanes(sum_g) / float(C));
-      const vf mean_gx = splat(sum_lanes(sum_gx) / float(C));
+      const auto g_at = [=](i64 c, auto lanes) {  // 0 behind the end of the row
+        return get(dout + n * C + c, lanes) * get(weight + c, lanes);
+      };
+      const vf mean_g = splat(row_sum(C, g_at) / float(C));
+      const vf mean_gx =
+          splat(row_sum(C,
+                        [=](i64 c, auto lanes) {
+                          return g_at(c, lanes) * ((get(x + n * C + c, lanes) - mu) * r);
+                        }) /
+                float(C));
       for_lanes(C, [=](i64 c, auto lanes) {
-        const vf g = get(dout + n * C + c, lanes) * get(weight + c, lanes);
-        const vf xhat = (get(x + n * C + c, lanes) - mu) * r;
+        const vf g = g_at(c, lanes), xhat = (get(x + n * C + c, lanes) - mu) * r;
         const vf value = r * (g - fma(xhat, mean_gx, mean_g));
         float* target = dx + n * C + c;
         put(target, add ? get(target, lanes) + value : value, lanes);

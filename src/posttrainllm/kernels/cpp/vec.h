@@ -95,6 +95,19 @@ inline float max_lanes(vf x) {
   return t[0];
 }
 
+// The sum of body(i, lanes) over a row of n elements. Blocks of 16 vectors are summed on their own,
+// so that the error of a long row of like signs stays at a few eps and does not grow with n / W.
+template <class Body>
+inline float row_sum(i64 n, const Body& body) {
+  vf total = splat(0.0f);
+  for (i64 start = 0; start < n; start += 16 * W) {
+    vf part = splat(0.0f);
+    for_lanes(min(16 * W, n - start), [&](i64 i, auto lanes) { part += body(start + i, lanes); });
+    total += part;
+  }
+  return sum_lanes(total);
+}
+
 // exp(x): x = n ln2 + r with |r| <= ln2/2 and ln2 in two parts; exp(r) = 1 + r + r^2 p(r) (Cephes'
 // polynomial), times 2^n through the exponent bits. Within 1 ulp with FMA, 2 without. Exactly 0
 // below -87.33 (no subnormals), constant above 88, NaN for NaN: callers subtract a maximum first.
