@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
 from posttrainllm import __version__
+from posttrainllm.cli import lab
 from posttrainllm.cli.corpus import corpus
 from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.failures import exit_code
@@ -25,7 +24,7 @@ from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
 
-EVERYDAY, DATA, LAB = "Everyday", "Data", "Lab"
+EVERYDAY, DATA = "Everyday", "Data"
 
 app = typer.Typer(
     name="posttrainllm",
@@ -61,8 +60,7 @@ app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
 app.command(rich_help_panel=EVERYDAY)(presets)
 app.command(rich_help_panel=DATA)(corpus)
 
-if find_spec("posttrainllm.cli.lab"):
-    import_module("posttrainllm.cli.lab").register(app)
+lab.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -62,7 +62,8 @@ def train(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="numpy, cpp, wasm, webgpu, torch or auto.", rich_help_panel=RUN)
+        str | None,
+        typer.Option(help="numpy, cpp, wasm, webgpu, torch or auto.", rich_help_panel=RUN),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of the engine.", rich_help_panel=RUN)
