@@ -18,32 +18,12 @@ SIZES = (
     "data.batch_size=3",
     "engine.threads=1",
 )
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "the",
-    "dog",
-    "ran",
-    "after",
-    "it",
-    "in",
-    "vain",
-    "while",
-    "they",
-    "all",
-    "looked",
-    "on",
-]
+SENTENCE = "the cat sat on a mat and the dog ran after it in vain while they all looked on"
 
 
 def write_text(folder: Path) -> Path:
     """A text of 20 kB with words in random order."""
-    chosen = np.random.default_rng(1).choice(WORDS, 5000)
+    chosen = np.random.default_rng(1).choice(SENTENCE.split(), 5000)
     path = folder / "words.txt"
     path.write_text(" ".join(chosen) + "\n", encoding="utf-8")
     return path

@@ -121,11 +121,11 @@ def test_command_ends_with_the_verdict(tmp_path):
 def test_command_exits_with_1_when_something_differs(tmp_path, monkeypatch, capsys):
     from posttrainllm.cli import main
 
-    monkeypatch.setattr(module, "differences", lambda *_: ["step 3: loss is 2.0, 2.1 undisturbed"])
-    arguments = ["verify-resume", "--steps", "8", "--kills", "1", *as_arguments(tmp_path)]
+    problem = "step 3: loss is 2.0 after resuming, 2.1 undisturbed"
+    found = module.VerifyResume("tiny", "cpp", 8, [], 1, "0" * 64, [problem])
+    monkeypatch.setattr(module, "verify_resume", lambda *_, **__: found)
+    arguments = ["verify-resume", "--steps", "8", *as_arguments(tmp_path)]
     assert main(arguments) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "verify-resume: FAIL (cpp), step 3: loss is 2.0, 2.1 undisturbed"
-    )
+    assert capsys.readouterr().out.splitlines()[-1] == f"verify-resume: FAIL (cpp), {problem}"
     assert main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["passed"] is False

@@ -129,13 +129,13 @@ def _engines() -> Iterator[Finding]:
 def _engine(engine: str, build: str) -> Finding:
     """Train two steps on an engine and compare them."""
     name = f"engine {engine} {build}".rstrip()
+    missing: Status = "problem" if engine in NEEDED else "note"
     try:
         found = self_check(engine, build)
     except EngineError as error:
-        status: Status = "problem" if engine in NEEDED else "note"
-        return Finding(name, status, error.message, error.hint)
-    except Exception as error:
-        return Finding(name, "problem", f"failed: {type(error).__name__}: {error}")
+        return Finding(name, missing, error.message, error.hint)
+    except Exception as error:  # a library or a driver, whatever it raises
+        return Finding(name, missing, f"failed: {type(error).__name__}: {error}")
     worst = found.first_failure
     if worst is not None:
         detail = f"computes something else than numpy float64: {worst}"
@@ -153,8 +153,8 @@ def self_check(engine: str, build: str = "") -> Comparison:
     """
     config = _config(engine, build)
     corpus = _text()
-    got = trace(config, corpus, engine, CHECK_STEPS)
-    return compare(got, trace(config, corpus, "numpy", CHECK_STEPS, float64=True))
+    reference = trace(config, corpus, "numpy", CHECK_STEPS, float64=True)
+    return compare(trace(config, corpus, engine, CHECK_STEPS, after=reference.update), reference)
 
 
 def _config(engine: str, build: str) -> TrainConfig:

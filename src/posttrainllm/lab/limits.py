@@ -41,5 +41,8 @@ def loss_limit(engine: str, step: int) -> float | None:
 
 
 def update_limit(engine: str) -> float:
-    """Largest difference of a tensor after one update from a common state: max abs(got - ref) / rate (``update_check.py``)."""
+    """Largest difference of a tensor after one update from a common state, in units of the rate (``update_check.py``).
+
+    Sound engines reach 1.2e-6, faults in a constant 1e-4 and more.
+    """
     return _LIMITS.get(engine, _USUAL)[3]

@@ -5,8 +5,9 @@ What this is: all engines are given the parameters and moments that the referenc
 Why: a loss curve hardly sees some constants. AdamW does not mind the scale of gradients, so a wrong clip moves the loss by 1e-7, and a
 weight decay that is off by a tenth by 5e-7 in 25 steps; here both are off by 1e-4 and more.
 
-Left out are numbers whose gradients have always been far smaller than their tensor's largest: AdamW divides by the root of the second
-moment and would turn the rounding of such gradients into visible steps. The key bias, whose gradient is zero in exact arithmetic, is one.
+AdamW divides by the root of the second moment, and so turns the rounding of a gradient that is small beside its tensor's largest into a
+visible step; the key bias, whose gradient is zero in exact arithmetic, moves by rounding alone. A difference therefore counts by the share
+that its root has of the tensor's largest.
 """
 
 from __future__ import annotations
@@ -27,9 +28,6 @@ RATE: Final = 0.1
 
 SCALE: Final = 1024.0
 """Of the gradients: an exact factor that brings any norm far over ``clip_norm``."""
-
-LEAST_ROOT: Final = 1e-2
-"""Numbers are compared whose root of the second moment is at least this share of the tensor's largest."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ def one_update(engine: Engine, corpus: Corpus, config: TrainConfig, start: State
 
 
 def update_errors(got: Update, reference: Update) -> dict[str, float]:
-    """max abs(got - reference) / RATE of every parameter's compared numbers, by name; NaN when one holds it."""
+    """max of root share * abs(got - reference) / RATE of every parameter, by name; NaN when one holds a number that is not finite."""
+    assert got.start is reference.start
     errors = {}
     for name, wanted in reference.end.params.items():
-        v, other = reference.end.v[name], got.end.v[name]
-        compared = v >= LEAST_ROOT**2 * v.max()
-        compared |= (v == 0) & (other == 0)  # no gradient ever: decay alone
-        difference = np.abs(got.end.params[name].astype(np.float64) - wanted)
-        finite = np.isfinite(got.end.params[name]).all() and np.isfinite(wanted).all()
-        errors[name] = float(difference[compared].max(initial=0.0) / RATE) if finite else np.nan
+        v = reference.end.v[name].astype(np.float64)
+        share = np.sqrt(v / (v.max() or 1.0))
+        share[(v == 0) & (got.end.v[name] == 0)] = 1.0  # no gradient ever: decay alone
+        difference = share * np.abs(got.end.params[name].astype(np.float64) - wanted)
+        errors[name] = float(difference.max() / RATE)
     return errors
