@@ -3,7 +3,7 @@
 A pure function of the progress and the size of the terminal, so that every width can be tested:
 
     step 612/1,500 ━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━ 41 %  0:38 left
-    loss   1.932  ▇▆▅▄▃▃▂▂▂▁▁▁▁▁▁  below triples (2.05)
+    loss   1.932  ▇▆▅▄▃▃▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
     val    1.951  at step 500, below triples (2.05)
     speed  41,230 tokens/s, 25 ms a step
     sample at step 500
@@ -24,6 +24,7 @@ from posttrainllm.storage import show_bytes
 
 SAMPLE_LINES = 6
 WIDEST = 72  # columns used, so that most changes of a terminal's width break no line
+WIDEST_CURVE = 40
 
 
 def frame(progress: Progress, *, width: int, height: int, verbose: bool = False) -> list[Text]:
@@ -54,10 +55,10 @@ def _loss(progress: Progress, room: int) -> Text:
     loss = progress.loss
     if loss is None:
         return _row("loss", "-")
-    stands = progress.stands(loss)
-    length = room - 16 - len(stands)
-    curve = sparkline(progress.losses, length)
-    return _row("loss", f"{loss:.3f}", ("  " + curve if curve else "", "cyan"), ("  " + stands, ""))
+    # The counting lines are of the validation text: as soon as its loss is known, only that is compared.
+    stands = progress.stands(loss) if progress.val_loss is None else ""
+    curve = sparkline(progress.curve, min(WIDEST_CURVE, room - 16 - len(stands)))
+    return _row("loss", f"{loss:.3f}", (f"  {curve}" if curve else "", "cyan"), (f"  {stands}", ""))
 
 
 def _val(progress: Progress) -> Text:

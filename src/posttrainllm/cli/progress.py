@@ -6,13 +6,16 @@ Plain numbers and no drawing; ``frame.py`` and ``display.py`` read them.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from posttrainllm.cli.plot import smooth
 from posttrainllm.counting import standing
 from posttrainllm.observer import Record, Start
 
 SMOOTHED = 20  # logged steps whose mean is shown as the loss
+MOST_POINTS = 1024  # of the curve, so that a frame of a long run costs no more than one of a short
 
 
 @dataclass
@@ -21,7 +24,8 @@ class Progress:
 
     start: Start
     now: Callable[[], float] = time.monotonic
-    losses: list[float] = field(default_factory=list)
+    curve: list[float] = field(default_factory=list)
+    """Training losses since the start: of every logged step, later means of 2, 4, 8 ... of them."""
     last: Record | None = None
     val_loss: float | None = None
     val_step: int = 0
@@ -33,11 +37,21 @@ class Progress:
     def __post_init__(self) -> None:
         """Start the clock."""
         self._began = self._seen = self.now()
+        self._newest: deque[float] = deque(maxlen=SMOOTHED)
+        self._waiting: list[float] = []
+        self._each = 1  # logged steps for a point of the curve
 
     def add(self, record: Record) -> None:
         """Take over a logged step."""
         self.last = record
-        self.losses.append(record.loss)
+        self._newest.append(record.loss)
+        self._waiting.append(record.loss)
+        if len(self._waiting) == self._each:
+            self.curve.append(sum(self._waiting) / self._each)
+            self._waiting.clear()
+        if len(self.curve) == MOST_POINTS:
+            self.curve = smooth(self.curve, MOST_POINTS // 2)
+            self._each *= 2
         self._seen = self.now()
         if record.val_loss is not None:
             self.val_loss, self.val_step = record.val_loss, record.step
@@ -56,8 +70,7 @@ class Progress:
     @property
     def loss(self) -> float | None:
         """Training loss, the mean of the newest steps."""
-        newest = self.losses[-SMOOTHED:]
-        return sum(newest) / len(newest) if newest else None
+        return sum(self._newest) / len(self._newest) if self._newest else None
 
     @property
     def seconds_per_step(self) -> float:

@@ -131,6 +131,9 @@ def show_end(progress: Progress, outcome: Outcome) -> None:
     word = "finished" if outcome.finished else "stopped after"
     say((f"{word} {counted(outcome.step, 'step')} {took}", "bold"))
     rows = []
+    if outcome.verdict is None and progress.val_loss is not None:
+        stands = progress.stands(progress.val_loss)
+        rows.append(("validation loss", f"{progress.val_loss:.3f} nats a token, {stands}"))
     for line in outcome.verdict.lines() if outcome.verdict else []:
         label, _, value = line.partition(": ")
         if label != "next":
