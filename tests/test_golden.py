@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.golden.make_golden import golden_config
 
+from needs import require
 from posttrainllm.config import load_config
 from posttrainllm.control import batch_offsets
 from posttrainllm.corpus import open_corpus
@@ -16,7 +18,6 @@ from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.kernels.build import available_builds
 from posttrainllm.machine import instruction_sets
 from posttrainllm.trainer import train_step
-from tests.golden.make_golden import golden_config
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())
 BUILDS = [f"cpp:{build}" for build in available_builds() if build in instruction_sets()]
@@ -34,12 +35,14 @@ def test_initial_weights_and_first_batch_are_the_golden_ones(preset: str) -> Non
     assert batch_offsets(golden["seed"], 1, config.data.batch_size, 0, windows).tolist() == golden["first_offsets"]
 
 
-@pytest.mark.parametrize("engine", ["numpy", *BUILDS])
+@pytest.mark.parametrize("engine", ["numpy", *BUILDS, "wasm"])
 @pytest.mark.parametrize("preset", GOLDEN)
 def test_loss_curve_follows_the_golden_one(preset: str, engine: str) -> None:
     golden = GOLDEN[preset]
     if engine == "numpy" and preset != "tiny":
         pytest.skip("numpy is slow on purpose: one curve is enough")
+    if engine == "wasm":
+        require("wasmtime")
     name, _, build = engine.partition(":")
     config = golden_config(preset, name, build)
     corpus = open_corpus([], val_fraction=config.data.val_fraction)

@@ -221,7 +221,10 @@ export class WasmEngine extends ProgramEngine {
         }),
       );
     }
-    await Promise.race([Promise.all(ready), later(PATIENCE_MS)]);
+    const all = Promise.all(ready);
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    await Promise.race([all, new Promise((late) => (timer = setTimeout(late, PATIENCE_MS)))]);
+    clearTimeout(timer);
   }
 
   get info(): Readonly<Record<string, string | number>> {

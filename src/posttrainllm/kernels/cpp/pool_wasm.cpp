@@ -26,7 +26,7 @@ namespace {
 
 constexpr int SPINS = 4000;  // 10 to 30 us: what a worker waits before it sleeps
 constexpr i64 SECOND = 1000000000;
-constexpr int STALL_S = 20;
+constexpr int STALL_S = 10;
 
 struct Pool {
   alignas(64) u64 job;       // tiles << 32 | next, as in pool.cpp
