@@ -62,7 +62,7 @@ PRESETS: dict[str, Preset] = {
         n_head=3,
         n_embd=48,
         steps=2000,
-        learning_rate=3e-3,
+        learning_rate=6e-3,
         warmup_steps=100,
     ),
     "small": Preset(
@@ -73,7 +73,7 @@ PRESETS: dict[str, Preset] = {
         n_head=3,
         n_embd=96,
         steps=1500,
-        learning_rate=3e-3,
+        learning_rate=6e-3,
         warmup_steps=100,
     ),
     "medium": Preset(
@@ -84,7 +84,7 @@ PRESETS: dict[str, Preset] = {
         n_head=4,
         n_embd=128,
         steps=1000,
-        learning_rate=3e-3,
+        learning_rate=6e-3,
         warmup_steps=100,
     ),
     "large": Preset(
@@ -95,7 +95,7 @@ PRESETS: dict[str, Preset] = {
         n_head=6,
         n_embd=192,
         steps=600,
-        learning_rate=2e-3,
+        learning_rate=3e-3,
         warmup_steps=60,
     ),
     "xl": Preset(
@@ -106,7 +106,7 @@ PRESETS: dict[str, Preset] = {
         n_head=8,
         n_embd=256,
         steps=400,
-        learning_rate=1e-3,
+        learning_rate=2e-3,
         warmup_steps=40,
     ),
     "huge": Preset(
@@ -117,7 +117,7 @@ PRESETS: dict[str, Preset] = {
         n_head=8,
         n_embd=256,
         steps=1500,
-        learning_rate=1e-3,
+        learning_rate=2e-3,
         warmup_steps=100,
     ),
     "massive": Preset(
@@ -139,7 +139,7 @@ PRESETS: dict[str, Preset] = {
         n_head=12,
         n_embd=384,
         steps=800,
-        learning_rate=6e-4,
+        learning_rate=3e-4,
         warmup_steps=80,
         eval_windows=64,
     ),
