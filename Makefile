@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 LOG := $(VENV)/setup.log
 
 # Run a command silently; when it fails, show what it said.
-quietly = $(1) >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "setup: failed, the output is above" >&2; exit 1; }
+quietly = ( $(1) ) >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "setup: failed, the output is above" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all check bench golden kernels clean
@@ -16,24 +16,26 @@ help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1@/p' $(MAKEFILE_LIST) | \
 	    while IFS=@ read -r target words; do printf '%-16s %s\n' "$$target" "$$words"; done
 
-setup: $(VENV)/.dev kernels ## set everything up in .venv: compiler, kernels, packages, test tools
+setup: $(VENV)/.web kernels ## set everything up in .venv: compiler, kernels, packages, test tools
 
 train: $(VENV)/.base kernels ## train the default model on TinyShakespeare and print what it writes
 	@$(VENV)/bin/posttrainllm train $(ARGS)
 
-test: $(VENV)/.dev kernels ## run the tests (ARGS="-k name" picks some)
+test: $(VENV)/.web kernels ## run the tests (ARGS="-k name" picks some)
 	@$(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.dev kernels ## run every test, the slow ones too
+test-all: $(VENV)/.web kernels ## run every test, the slow ones too
 	@$(PY) -m pytest -q -n 2 $(ARGS)
 
-check: $(VENV)/.dev ## ruff, ruff format, mypy strict and the architecture test
+check: $(VENV)/.web ## ruff, ruff format, mypy strict, TypeScript strict and the architecture test
 	@echo "check: ruff"
 	@$(PY) -m ruff check --quiet .
 	@echo "check: ruff format"
 	@$(PY) -m ruff format --quiet --check .
 	@echo "check: mypy"
 	@$(PY) -m mypy --no-error-summary
+	@echo "check: typescript"
+	@cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent check
 	@echo "check: architecture"
 	@$(PY) -m pytest -q --no-header tests/test_architecture.py
 
@@ -47,7 +49,7 @@ kernels: $(VENV)/.base ## compile the C++ kernels that changed
 	@$(PY) -m posttrainllm.kernels
 
 clean: ## remove .venv, builds and caches (runs/ and the fetched text stay)
-	@rm -rf $(VENV) build dist src/*.egg-info src/posttrainllm/kernels/lib
+	@rm -rf $(VENV) build dist web/node_modules web/dist src/*.egg-info src/posttrainllm/kernels/lib
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -71,4 +73,10 @@ $(VENV)/.base: pyproject.toml setup.py | $(VENV)/.python
 $(VENV)/.dev: $(VENV)/.base
 	@echo "setup: installing the test tools (torch among them: up to a few minutes)"
 	@$(call quietly,$(PY) -m pip install --no-build-isolation --editable ".[dev]")
+	@touch $@
+
+$(VENV)/.web: web/package.json web/package-lock.json $(VENV)/.dev
+	@echo "setup: installing the web tools"
+	@$(call quietly,cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm ci)
+	@tools/install_chromium.sh
 	@touch $@

@@ -28,12 +28,13 @@ PROGRAMS = {
     "git": "apt-get install git",
     "chromium": "apt-get install chromium",
 }
+ALIASES = {"chromium": ("chromium-browser", "google-chrome")}
 
 
 def require(name: str) -> Any:
     """Return the module (or the path of the program) ``name``; skip, or fail in CI, without it."""
     if name in PROGRAMS:
-        found: Any = shutil.which(name)
+        found: Any = next(filter(None, map(shutil.which, (name, *ALIASES.get(name, ())))), None)
         command = PROGRAMS[name]
     else:
         command = MODULES[name]
