@@ -38,8 +38,11 @@ class LiveDisplay(Watcher):
 
     def close(self) -> None:
         """See ``Watcher``: the last frame stays when the run did not come to its end."""
+        was_drawing = self._thread.is_alive()
         self._stop_drawing()
         with self._lock, contextlib.suppress(OSError):
+            if was_drawing:
+                self._draw()
             self._area.leave()
 
     def show_start(self) -> None:
