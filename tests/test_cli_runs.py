@@ -208,17 +208,17 @@ def test_runs_show_of_a_run_without_a_line_of_metrics(runs):
 
 def test_runs_compare_draws_all_and_names_what_differs(runs, text):
     arguments = ["train", text, *SIZES, "--steps=6", "--runs-dir", runs, "--quiet"]
-    assert cli(*arguments, "--name=two", "--learning-rate=0.01").code == 0
+    assert cli(*arguments, "--name=two", "--learning-rate=0.02").code == 0
     out = cli("runs", "compare", "one", "two", "--runs-dir", runs).out
     assert "a one   b two" in out
     titles, *rows = out.splitlines()[-3:]
     assert titles.split()[-1] == "learning_rate"
     assert [row.split()[0] for row in rows] == ["one", "two"]
-    assert rows[1].split()[-1] == "0.01"
+    assert rows[1].split()[-1] == "0.02"
     found = cli("runs", "compare", "one", "two", "--runs-dir", runs, "--json").json
     assert [each["differs"] for each in found] == [
-        {"schedule.learning_rate": 0.003},
-        {"schedule.learning_rate": 0.01},
+        {"schedule.learning_rate": PRESETS["tiny"].learning_rate},
+        {"schedule.learning_rate": 0.02},
     ]
     check_error(cli("runs", "compare", "one", "--runs-dir", runs), "two runs")
 
