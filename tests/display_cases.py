@@ -29,7 +29,8 @@ def a_start(**flags: object) -> Start:
         "play.txt", ("/texts/play.txt",), "0" * 64, 1050, text[:945], text[945:], text[:945],
         text[945:], 0.1, (),
     )  # fmt: skip
-    config = load_config("small", flags={"data.corpus": ["/texts/play.txt"], **flags})
+    given = {"data.corpus": ["/texts/play.txt"], "training.steps": 1500, **flags}
+    config = load_config("small", flags=given)
     return Start(
         run=Path("runs/small-001"),
         config=config,
