@@ -192,10 +192,15 @@ class ProgramEngine(ABC):
         """Run a program of the set, prepared once for each choice of dims."""
         key = (name, tuple(sorted(smaller.items())))
         if key not in self._prepared:
-            if name not in self.plan.programs:
-                raise EngineError(f"the {self.name} engine was set up without the program {name!r}")
+            self._planned(name)
             self._prepared[key] = self.prepare(self.plan.bind(name, **smaller))
         self.run(self._prepared[key])
+
+    def _planned(self, program: str) -> Mapping[str, int]:
+        """The dims that a program was planned with."""
+        if program not in self.plan.dims:
+            raise EngineError(f"the {self.name} engine was set up without the program {program!r}")
+        return self.plan.dims[program]
 
     def _input(self, program: str, name: str, values: Array) -> None:
         place = self.plan.places[program].get(name)
@@ -203,10 +208,15 @@ class ProgramEngine(ABC):
             self.write(Place(place.region, place.offset, values.shape), values)
 
     def _set_batch(self, program: str, batch: Batch) -> None:
-        planned = self.plan.dims[program]
-        if batch.tokens.shape != (planned["B"], planned["T"]):
+        planned = self._planned(program)
+        if not batch.tokens.shape == batch.targets.shape == (planned["B"], planned["T"]):
             raise EngineError(
-                f"a batch of {batch.tokens.shape} does not fit the planned ({planned['B']}, {planned['T']})"
+                f"tokens {batch.tokens.shape} and targets {batch.targets.shape} are not the planned "
+                f"({planned['B']}, {planned['T']})"
+            )
+        if int(batch.targets.max()) >= planned["V"]:
+            raise EngineError(
+                f"targets must lie in 0 .. {planned['V'] - 1}, or be -1; got {batch.targets.max()}"
             )
         self._set_tokens(program, batch.tokens, np.arange(planned["T"], dtype=np.int32))
         self._input(program, "targets", batch.targets.ravel())
@@ -221,10 +231,14 @@ class ProgramEngine(ABC):
 
     def _set_tokens(self, program: str, tokens: I32, positions: I32) -> None:
         """Tokens (B, T) at positions (T,) or (B, T); every row is one segment."""
-        vocabulary = self.plan.dims[program]["V"]
-        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        (batch, time), planned = tokens.shape, self._planned(program)
+        if not (0 < batch <= planned["B"] and 0 < time <= planned["T"]):
             raise EngineError(
-                f"token ids must lie in 0 .. {vocabulary - 1}, got {int(tokens.min())} .. {int(tokens.max())}"
+                f"tokens {tokens.shape} do not fit the planned ({planned['B']}, {planned['T']})"
+            )
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < planned["V"]:
+            raise EngineError(
+                f"token ids must lie in 0 .. {planned['V'] - 1}, got {tokens.min()} .. {tokens.max()}"
             )
         self._input(program, "tokens", tokens.ravel())
         self._input(program, "positions", np.broadcast_to(positions, tokens.shape).ravel())
@@ -238,27 +252,37 @@ class ProgramEngine(ABC):
     # ---- the protocol -------------------------------------------------------------------------------------------------------------
 
     def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
-        """See ``Engine.load``. Raises: EngineError for a missing, unexpected or misshapen tensor."""
-        for kind, tensors in (("param", params), ("adam.m", m), ("adam.v", v)):
-            if kind != "param" and f"{kind}.decayed" not in self.plan.regions:
-                continue
-            if tensors is None:
-                for name, (_, place) in self.plan.layout.items():
-                    self.write(self.plan.tensor(kind, name), np.zeros(place.shape, np.float32))
-                continue
-            if set(tensors) != set(self.plan.layout):
-                odd = sorted(set(tensors) ^ set(self.plan.layout))
-                raise EngineError(
-                    f"{kind} tensors do not fit the model: {odd[0]!r} is missing or unexpected"
-                )
-            for name, values in tensors.items():
-                place = self.plan.tensor(kind, name)
-                if values.shape != place.shape:
-                    raise EngineError(f"{name!r} is {values.shape} but the model has {place.shape}")
-                self.write(place, values)
+        """See ``Engine.load``.
+
+        Raises: EngineError for a missing, unexpected or misshapen tensor; nothing is changed then.
+        """
+        given = {
+            kind: tensors
+            for kind, tensors in (("param", params), ("adam.m", m), ("adam.v", v))
+            if f"{kind}.decayed" in self.plan.regions
+        }
+        for kind, tensors in given.items():
+            self._check_tensors(kind, tensors)
+        for kind, tensors in given.items():
+            for name, (_, place) in self.plan.layout.items():
+                values = np.zeros(place.shape, np.float32) if tensors is None else tensors[name]
+                self.write(self.plan.tensor(kind, name), values)
         if "state.clip" in self.plan.regions:
             self.write(Place("state.clip", 0, (len(CLIP),)), np.zeros(len(CLIP), np.float32))
         self._results.clear()
+
+    def _check_tensors(self, kind: str, tensors: Tensors | None) -> None:
+        if tensors is None:
+            return
+        odd = sorted(set(tensors) ^ set(self.plan.layout))
+        if odd:
+            raise EngineError(
+                f"{kind} tensors do not fit the model: {odd[0]!r} is missing or unexpected"
+            )
+        for name, values in tensors.items():
+            shape = self.plan.layout[name][1].shape
+            if values.shape != shape:
+                raise EngineError(f"{name!r} is {values.shape} but the model has {shape}")
 
     def _tensors(self, kind: str) -> dict[str, F32]:
         if f"{kind}.decayed" not in self.plan.regions:
@@ -316,10 +340,13 @@ class ProgramEngine(ABC):
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
         """See ``Engine.prefill``."""
         batch, time = tokens.shape
-        self._positions = (
-            np.full(batch, time, np.int32) if lengths is None else lengths.astype(np.int32)
-        )
         self._set_tokens("prefill", tokens, np.arange(time, dtype=np.int32))
+        filled = np.full(batch, time, np.int32) if lengths is None else lengths.astype(np.int32)
+        if filled.shape != (batch,) or not 1 <= int(filled.min()) <= int(filled.max()) <= time:
+            raise EngineError(
+                f"prompts in {tokens.shape} tokens need {batch} lengths in 1 .. {time}, got {filled.tolist()}"
+            )
+        self._positions = filled
         self._input(
             "prefill", "last", np.arange(batch, dtype=np.int32) * time + self._positions - 1
         )
@@ -329,7 +356,7 @@ class ProgramEngine(ABC):
     def decode(self, tokens: I32) -> F32:
         """See ``Engine.decode``. Raises: EngineError when the cache is full (``generate.py`` starts it again before that)."""
         batch = len(tokens)
-        capacity = self.plan.dims["decode"]["S"]
+        capacity = self._planned("decode")["S"]
         if len(self._positions) != batch or int(self._positions.max()) >= capacity:
             raise EngineError(
                 f"decode needs a prefill of {batch} prompts and room in the cache of {capacity} tokens"
