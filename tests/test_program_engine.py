@@ -144,6 +144,7 @@ def test_an_engine_for_inference_says_that_it_cannot_train(name: str) -> None:
     assert engine.state().m == {}
 
 
+@pytest.mark.parametrize("engine", NAMES[1:], indirect=True)
 def test_nothing_grows_from_step_to_step(engine: ProgramEngine) -> None:
     batch = random_batch(CONFIG, BATCH)
 
