@@ -150,10 +150,11 @@ class Trainer:
             )
             last = self.step == loop.steps
             due = last or self.step % loop.log_every == 0 or self._due(loop.eval_every)
-            for result in self.engine.results():
-                self._check(pending[0][0], result)
-                self.losses.append(result.loss)
+            wait = due or self._due(loop.sample_every) or self._due(loop.checkpoint_every)
+            for result in self.engine.results(wait=wait):
                 step, lr = pending.popleft()
+                self._check(step, result)
+                self.losses.append(result.loss)
                 if due and step == self.step:
                     self._log(result, lr, last)
             if self._due(loop.sample_every) or last:
@@ -206,6 +207,7 @@ class Trainer:
             began = time.perf_counter()
             for index, batch in enumerate(training_batches(self.corpus, self.config, step)):
                 self.engine.gradients(batch, inv_count=1.0, first=index == 0)
+            self.engine.results(wait=True)
             times.append(time.perf_counter() - began)
             if sum(times) > 0.5:
                 break
