@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrainllm.engines.base import Array, ProgramEngine, StepResult, StepScalars
+from posttrainllm.engines.base import I32, Array, Batch, ProgramEngine, StepResult, StepScalars
+from posttrainllm.engines.webgpu_batches import Batches
 from posttrainllm.engines.webgpu_device import GpuDevice, choose_adapter
 from posttrainllm.engines.webgpu_dispatch import DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory
@@ -48,6 +49,12 @@ class WebGpuEngine(ProgramEngine):
         )
         for name in self.plan.programs:
             self.recorder.reserve(self.plan.bind(name))
+        self._batches = Batches(self.memory)
+        self._scalars_view = (
+            self.memory.input_view("scalars")
+            if "in.scalars" in self.plan.regions
+            else np.zeros(len(SCALARS), np.float32)
+        )
         self._ring = self.device.buffer("results", RING * SLOT)
         self._pending: list[Recording] = []
         self._waiting = 0  # steps in the ring
@@ -92,23 +99,48 @@ class WebGpuEngine(ProgramEngine):
             return
         self.memory.send_inputs()
         encoder = self.device.device.create_command_encoder()
-        for recording in self._pending:
-            self.recorder.encode(encoder, recording)
+        self.recorder.encode(encoder, *self._pending)
         self._pending.clear()
         self.device.queue.submit([encoder.finish()])
 
+    def _set_tokens(self, program: str, tokens: I32, positions: I32) -> None:
+        """See ``ProgramEngine``."""
+        self._batches.ready_for = ""
+        super()._set_tokens(program, tokens, positions)
+
+    def _set_batch(self, program: str, batch: Batch) -> None:
+        """See ``ProgramEngine``; one batch after another of the same program changes only what differs between them."""
+        planned = self.plan.dims[program]
+        fits = batch.tokens.shape == batch.targets.shape == (planned["B"], planned["T"])
+        if self._batches.ready_for == program and fits and self._batches.valid(batch):
+            self.flush()
+            self._batches.write(batch, indexed=program == "gradients")
+        else:
+            super()._set_batch(program, batch)
+            self._batches.ready_for = program
+
+    def _set_scalars(self, **slots: float) -> None:
+        self.flush()
+        self._put_scalars(**slots)
+
+    def _put_scalars(self, **slots: float) -> None:
+        """Change scalars without running what was asked for before: it reads other slots."""
+        for slot, value in slots.items():
+            self._scalars[SCALARS.index(slot)] = value
+        self._scalars_view[: len(SCALARS)] = self._scalars
+        self.memory.touch_inputs()
+
     def update(self, scalars: StepScalars) -> None:
         """See ``Engine.update``. The scalars go along with those of the gradients before, which read other slots of the same buffer."""
-        for slot in ("lr", "correction1", "correction2"):
-            self._scalars[SCALARS.index(slot)] = getattr(scalars, slot)
-        self.memory.set_input(Place("in.scalars", 0, self._scalars.shape), self._scalars)
+        self._put_scalars(
+            lr=scalars.lr, correction1=scalars.correction1, correction2=scalars.correction2
+        )
         self.run_program("update")
         if self._waiting == RING:
             self._collect()
         self.memory.send_inputs()
         encoder = self.device.device.create_command_encoder()
-        for recording in self._pending:
-            self.recorder.encode(encoder, recording)
+        self.recorder.encode(encoder, *self._pending)
         self._pending.clear()
         slot_at = self._waiting * SLOT
         for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):

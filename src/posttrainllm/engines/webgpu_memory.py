@@ -146,6 +146,17 @@ class GpuMemory:
             low, high = self._dirty
             self._dirty = (min(low, at), max(high, at + held.nbytes))
 
+    def input_view(self, name: str) -> Array:
+        """The host's copy of an input, as an array to write to; ``touch_inputs`` has it sent."""
+        region = self.plan.regions[f"in.{name}"]
+        at = self._inputs_at[region.name]
+        dtype = self.dtype(Place(region.name, 0, ()))
+        return self._mirror[at : at + region.nbytes].view(dtype)
+
+    def touch_inputs(self) -> None:
+        """Have all inputs sent."""
+        self._dirty = (0, self._mirror.nbytes)
+
     def same_input(self, place: Place, values: Array) -> bool:
         """Whether an input already holds these values."""
         at = self._inputs_at[place.region] + 4 * place.offset

@@ -12,6 +12,8 @@ from typing import Any
 
 NO_CHECKS = 0
 
+Item = tuple[Any, Any, int, int, int]  # pipeline (None: the one before), bind group, workgroups
+
 
 def unchecked_module(device: Any, label: str, code: str) -> Any:
     """A shader module without clamped indices and counted loops; by the usual way, with them, where this one is closed.
@@ -55,22 +57,31 @@ class FastPass:
         except (ImportError, AttributeError):
             self.works = False
 
-    def replay(self, compute: Any, items: Iterable[tuple[Any, Any, tuple[int, int, int]]]) -> None:
-        """Record (pipeline, bind group, grid) into a compute pass."""
+    def lay_out(self, items: Iterable[tuple[Any, Any, tuple[int, int, int]]]) -> list[Item]:
+        """(pipeline, bind group, grid) as ``replay`` takes them: no pipeline where it is that of the item before."""
+        found: list[Item] = []
         last = None
+        for pipeline, group, grid in items:
+            kept = None if pipeline is last else pipeline
+            last = pipeline
+            if self.works:
+                kept, group = kept and kept._internal, group._internal
+            found.append((kept, group, *grid))
+        return found
+
+    def replay(self, compute: Any, items: list[Item]) -> None:
+        """Record items into a compute pass."""
         if not self.works:
-            for pipeline, group, grid in items:
-                if pipeline is not last:
+            for pipeline, group, x, y, z in items:
+                if pipeline is not None:
                     compute.set_pipeline(pipeline)
-                    last = pipeline
                 compute.set_bind_group(0, group)
-                compute.dispatch_workgroups(*grid)
+                compute.dispatch_workgroups(x, y, z)
             return
         native, null = compute._internal, self._null
         set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
-        for pipeline, group, (x, y, z) in items:
-            if pipeline is not last:
-                set_pipeline(native, pipeline._internal)
-                last = pipeline
-            set_group(native, 0, group._internal, 0, null)
+        for pipeline, group, x, y, z in items:
+            if pipeline is not None:
+                set_pipeline(native, pipeline)
+            set_group(native, 0, group, 0, null)
             dispatch(native, x, y, z)

@@ -15,7 +15,7 @@ import numpy as np
 from posttrainllm.engines.webgpu_device import GpuDevice
 from posttrainllm.engines.webgpu_dispatch import Dispatch, Dispatches, DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory, Resource
-from posttrainllm.engines.webgpu_native import FastPass
+from posttrainllm.engines.webgpu_native import FastPass, Item
 from posttrainllm.errors import EngineError
 from posttrainllm.ops import OPS
 from posttrainllm.plan import ALIGN, BoundCall, Place
@@ -37,14 +37,11 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """All dispatches of a program, and what must live as long as they do."""
+    """All dispatches of a program, what is replayed for them, and what must live as long as they do."""
 
     dispatches: list[Recorded]
+    items: list[Item]
     uniforms: Any
-
-    def __post_init__(self) -> None:
-        """Lay out what is replayed."""
-        self.items = [(item.pipeline, item.group, item.grid) for item in self.dispatches]
 
 
 class Recorder:
@@ -94,12 +91,14 @@ class Recorder:
                     found.variant,
                 )
             )
-        return Recording(recorded, uniforms)
+        items = self._pass.lay_out((item.pipeline, item.group, item.grid) for item in recorded)
+        return Recording(recorded, items, uniforms)
 
-    def encode(self, encoder: Any, recording: Recording) -> None:
-        """Replay a recording as one compute pass."""
+    def encode(self, encoder: Any, *recordings: Recording) -> None:
+        """Replay recordings as one compute pass."""
         compute = encoder.begin_compute_pass()
-        self._pass.replay(compute, recording.items)
+        for recording in recordings:
+            self._pass.replay(compute, recording.items)
         compute.end()
 
     def _dispatches(self, call: BoundCall) -> Dispatches:
