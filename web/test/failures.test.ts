@@ -1,7 +1,8 @@
 // What this host lacks, or loses: the next best build, or one clear message.
 import { Worker } from "node:worker_threads";
 import { afterEach, describe, expect, test, vi } from "vitest";
-import type { Batch, State } from "../src/runtime/engine.ts";
+import { callTable } from "../src/runtime/call_table.ts";
+import type { State } from "../src/runtime/engine.ts";
 import { EngineError, EngineLost } from "../src/runtime/engine.ts";
 import { probeFeatures } from "../src/runtime/features.ts";
 import type { Host, PoolMessage } from "../src/runtime/host.ts";
@@ -116,10 +117,11 @@ describe("what a host loses", () => {
   test("a trap inside the module ends the engine with a message", async () => {
     const [engine] = await opened({ threads: 1 });
     await engine.initialize(1);
-    const [rows, time] = [16, 32];
-    const wild: Batch = { tokens: new Int32Array(rows * time), targets: new Int32Array(rows * time).fill(3 << 27), rows, time };
-    await expect(engine.gradients(wild, 1, true)).rejects.toThrow(/the WebAssembly module stopped.*last snapshot/);
-    await expect(engine.loss({ ...wild, targets: wild.tokens })).rejects.toThrow(EngineLost);
+    const far = new Map([...engine.plan.regions.keys()].map((name) => [name, 3 << 29]));
+    const wild = callTable(tables, engine.plan.bind("update"), far);
+    const inner = engine as unknown as { run(table: Uint8Array): void };
+    expect(() => inner.run(wild)).toThrow(/the WebAssembly module stopped.*last snapshot/);
+    await expect(losses(engine, 1, 1)).rejects.toThrow(EngineLost);
   });
 
   test.each(["traps", "vanishes"] as const)("a worker that %s ends the engine; one thread goes on with the same losses", async (how) => {

@@ -61,8 +61,8 @@ export interface Engine {
   loss(batch: Batch): Promise<number>;
   /** Logits (rows, time, vocabulary). */
   logits(tokens: Int32Array, rows: number, time: number): Promise<Float32Array>;
-  /** Start the cache with prompts of one length; logits (rows, vocabulary) of the last token of each. */
-  prefill(tokens: Int32Array, rows: number, time: number): Promise<Float32Array>;
+  /** Start the cache with prompts, right-padded to `time`; logits (rows, vocabulary) of the last token of each. */
+  prefill(tokens: Int32Array, rows: number, time: number, lengths?: Int32Array): Promise<Float32Array>;
   /** Take one token a row on; logits (rows, vocabulary). */
   decode(tokens: Int32Array): Promise<Float32Array>;
   close(): Promise<void>;
@@ -134,11 +134,14 @@ export abstract class ProgramEngine implements Engine {
 
   #setBatch(program: string, batch: Batch): void {
     const [rows, time] = [this.#dim(program, "B"), this.#dim(program, "T")];
-    if (batch.rows !== rows || batch.time !== time) {
-      throw new EngineError(`a batch of ${batch.rows} x ${batch.time} does not fit the planned ${rows} x ${time}`);
+    if (batch.rows !== rows || batch.time !== time || batch.targets.length !== rows * time) {
+      throw new EngineError(`a batch of ${batch.rows} x ${batch.time} is not the planned ${rows} x ${time}`);
     }
+    const vocabulary = this.#dim(program, "V");
+    const wrong = batch.targets.find((target) => target >= vocabulary);
+    if (wrong !== undefined) throw new EngineError(`targets must lie in 0 .. ${vocabulary - 1}, or be -1; got ${wrong}`);
     const positions = columns(rows, time);
-    this.#setTokens(program, batch.tokens, positions);
+    this.#setTokens(program, batch.tokens, rows, time, positions);
     this.#input(program, "targets", batch.targets);
     if (!this.plan.places.get(program)?.has("token_index.rows")) return;
     for (const [index, ids] of [["token_index", batch.tokens], ["position_index", positions]] as const) {
@@ -147,13 +150,14 @@ export abstract class ProgramEngine implements Engine {
     }
   }
 
-  #setTokens(program: string, tokens: Int32Array, positions: Int32Array): void {
-    const vocabulary = this.#dim(program, "V");
-    for (const token of tokens) {
-      if (!(token >= 0 && token < vocabulary)) {
-        throw new EngineError(`token ids must lie in 0 .. ${vocabulary - 1}, got ${token}`);
-      }
+  /** Tokens (rows, time) at positions; every row is one segment. */
+  #setTokens(program: string, tokens: Int32Array, rows: number, time: number, positions: Int32Array): void {
+    const [most, longest, vocabulary] = [this.#dim(program, "B"), this.#dim(program, "T"), this.#dim(program, "V")];
+    if (!(rows > 0 && rows <= most && time > 0 && time <= longest) || tokens.length !== rows * time) {
+      throw new EngineError(`${tokens.length} tokens as ${rows} x ${time} do not fit the planned ${most} x ${longest}`);
     }
+    const wrong = tokens.find((token) => token < 0 || token >= vocabulary);
+    if (wrong !== undefined) throw new EngineError(`token ids must lie in 0 .. ${vocabulary - 1}, got ${wrong}`);
     this.#input(program, "tokens", tokens);
     this.#input(program, "positions", positions);
     this.#input(program, "segment_start", new Int32Array(tokens.length));
@@ -197,31 +201,36 @@ export abstract class ProgramEngine implements Engine {
   }
 
   async load(params: Tensors, m?: Tensors, v?: Tensors): Promise<void> {
-    for (const [kind, tensors] of [["param", params], ["adam.m", m], ["adam.v", v]] as const) {
-      if (!this.plan.regions.has(`${kind}.${this.tables.plan.parts[0]}`)) continue;
-      if (tensors === undefined) {
-        this.#zero(kind);
-        continue;
-      }
-      for (const name of new Set([...tensors.keys(), ...this.plan.layout.keys()])) {
-        const values = tensors.get(name);
-        if (values === undefined || !this.plan.layout.has(name)) {
-          throw new EngineError(`the tensors do not fit the model: '${name}' is missing or unexpected`);
-        }
-        const place = this.plan.tensor(kind, name);
-        if (values.length !== product(place.shape)) {
-          throw new EngineError(`'${name}' has ${values.length} numbers, the model ${place.shape.join(" x ")}`);
-        }
-        this.write(place, values);
-      }
+    const given = ([["param", params], ["adam.m", m], ["adam.v", v]] as const).filter(([kind]) => this.#has(kind));
+    for (const [, tensors] of given) if (tensors !== undefined) this.#check(tensors); // before anything is written
+    for (const [kind, tensors] of given) {
+      if (tensors === undefined) this.#zero(kind);
+      else for (const [name, values] of tensors) this.write(this.plan.tensor(kind, name), values);
     }
     this.#fresh();
+  }
+
+  #has(kind: ArenaKind): boolean {
+    return this.plan.regions.has(`${kind}.${this.tables.plan.parts[0]}`);
+  }
+
+  #check(tensors: Tensors): void {
+    for (const name of new Set([...tensors.keys(), ...this.plan.layout.keys()])) {
+      const [values, parameter] = [tensors.get(name), this.plan.layout.get(name)];
+      if (values === undefined || parameter === undefined) {
+        throw new EngineError(`the tensors do not fit the model: '${name}' is missing or unexpected`);
+      }
+      const { shape } = parameter.place;
+      if (values.length !== product(shape)) {
+        throw new EngineError(`'${name}' has ${values.length} numbers but the model has ${shape.join(" x ")}`);
+      }
+    }
   }
 
   async state(): Promise<State> {
     const read = async (kind: ArenaKind): Promise<Tensors> => {
       const found: Tensors = new Map();
-      if (!this.plan.regions.has(`${kind}.${this.tables.plan.parts[0]}`)) return found;
+      if (!this.#has(kind)) return found;
       for (const name of this.plan.layout.keys()) found.set(name, await this.read(this.plan.tensor(kind, name)));
       return found;
     };
@@ -262,15 +271,19 @@ export abstract class ProgramEngine implements Engine {
   }
 
   async logits(tokens: Int32Array, rows: number, time: number): Promise<Float32Array> {
-    this.#setTokens("logits", tokens, columns(rows, time));
+    this.#setTokens("logits", tokens, rows, time, columns(rows, time));
     await this.runProgram("logits", { B: rows, T: time });
     return this.read({ region: "out.logits", offset: 0, shape: [rows, time, this.#dim("logits", "V")] });
   }
 
-  async prefill(tokens: Int32Array, rows: number, time: number): Promise<Float32Array> {
-    this.#positions = new Int32Array(rows).fill(time);
-    this.#setTokens("prefill", tokens, columns(rows, time));
-    this.#input("prefill", "last", Int32Array.from({ length: rows }, (_, row) => row * time + time - 1));
+  async prefill(tokens: Int32Array, rows: number, time: number, lengths?: Int32Array): Promise<Float32Array> {
+    this.#setTokens("prefill", tokens, rows, time, columns(rows, time));
+    const filled = lengths?.slice() ?? new Int32Array(rows).fill(time);
+    if (filled.length !== rows || filled.some((length) => length < 1 || length > time)) {
+      throw new EngineError(`prompts of ${rows} x ${time} tokens need ${rows} lengths in 1 .. ${time}`);
+    }
+    this.#positions = filled;
+    this.#input("prefill", "last", filled.map((length, row) => row * time + length - 1));
     await this.runProgram("prefill", { B: rows, T: time });
     return this.read({ region: "out.next_logits", offset: 0, shape: [rows, this.#dim("prefill", "V")] });
   }
@@ -281,7 +294,7 @@ export abstract class ProgramEngine implements Engine {
     if (this.#positions.length !== rows || this.#positions.some((position) => position >= room)) {
       throw new EngineError(`decode needs a prefill of ${rows} prompts and room in the cache of ${room} tokens`);
     }
-    this.#setTokens("decode", tokens, this.#positions);
+    this.#setTokens("decode", tokens, rows, 1, this.#positions);
     this.#input("decode", "last", Int32Array.from({ length: rows }, (_, row) => row));
     await this.runProgram("decode", { B: rows });
     this.#positions = this.#positions.map((position) => position + 1);
