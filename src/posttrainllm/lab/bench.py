@@ -30,6 +30,10 @@ from posttrainllm.session import corpus_of
 from posttrainllm.trainer import train_step
 
 COMPILED = "torch-compile"
+IN_NODE = "wasm-node"
+VARIANTS = {COMPILED: "torch", IN_NODE: "wasm"}
+"""Engines of the bench alone, and the engine whose settings they have."""
+
 LEAST_REPEATS = 10  # of a record
 WARMUP = 3
 
@@ -149,7 +153,7 @@ def make_cells(
 ) -> list[Cell]:
     """All combinations; threads 0 is all that this process may use.
 
-    numpy's threads are its library's own, and wasm and webgpu run on one, so they get one cell a preset.
+    numpy's threads are its library's own, and wasm (in Python) and webgpu run on one, so they get one cell a preset.
 
     Raises: ConfigError and EngineError for what does not exist.
     """
@@ -157,11 +161,11 @@ def make_cells(
     cells = []
     for preset in dict.fromkeys(presets):
         for engine in dict.fromkeys(engines):
-            name = "torch" if engine == COMPILED else engine
-            for count in _fixed_threads(name) or counts:
+            name = VARIANTS.get(engine, engine)
+            for count in _fixed_threads(engine) or counts:
                 flags = {"engine.name": name, "engine.threads": count}
                 config = load_config(preset, overrides=overrides, flags=flags)
-                shown = engine if engine == COMPILED else resolve(config.engine)
+                shown = engine if engine in VARIANTS else resolve(config.engine)
                 cells.append(Cell(preset, shown, count, config))
     return list({(c.preset, c.engine, c.threads): c for c in cells}.values())
 
@@ -224,7 +228,7 @@ def _start(cell: Cell, warmup: int) -> _Running:
     corpus = corpus_of(cell.config)
     peak_memory.forget_peak()
     before = peak_memory.resident_bytes()
-    engine = training_engine(cell.config)
+    engine = _open(cell)
     engine.load(initial_parameters(cell.config.model, cell.config.training.seed))
     if cell.engine == COMPILED:
         compile_loss(engine)
@@ -244,6 +248,15 @@ def _start(cell: Cell, warmup: int) -> _Running:
     peak = peak_memory.peak_bytes()
     running.growth = None if peak is None or before is None else max(0, peak - before)
     return running
+
+
+def _open(cell: Cell) -> Engine:
+    if cell.engine != IN_NODE:
+        return training_engine(cell.config)
+    from posttrainllm.lab.node_engine import NodeEngine
+
+    engine: Any = NodeEngine(cell.config, threads=cell.threads)
+    return engine  # type: ignore[no-any-return]
 
 
 def compile_loss(engine: Engine) -> None:
