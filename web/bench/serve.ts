@@ -62,3 +62,4 @@ for await (const line of createInterface({ input: process.stdin })) {
   process.stdout.write(`${JSON.stringify(answer)}\n`);
   if (request.do === "close") break;
 }
+process.stdin.destroy(); // or it keeps the process
