@@ -17,6 +17,7 @@ import pytest
 from needs import require
 from posttrainllm.datasets import TINY_SHAKESPEARE
 from posttrainllm.kernels import build
+from posttrainllm.kernels.build_wasm import WASM
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,6 +26,7 @@ LOOK = """
 import hashlib, json, posttrainllm
 from posttrainllm.datasets import shakespeare_path
 from posttrainllm.kernels import build
+from posttrainllm.kernels.build_wasm import WASM
 print(json.dumps({
     "version": posttrainllm.__version__,
     "file": posttrainllm.__file__,
@@ -83,6 +85,8 @@ def test_the_wheel_is_for_this_platform_and_any_python(wheel):
     suffix = build.host_target().suffix
     libraries = {Path(name).name for name in names if name.endswith(suffix)}
     assert libraries == {f"libposttrain-{b}{suffix}" for b in build.host_target().processors}
+    modules = {Path(name).name for name in names if name.endswith(".wasm")}
+    assert modules == {f"posttrain-{b}.wasm" for b in WASM.processors}
     assert f"posttrainllm/data/{TINY_SHAKESPEARE.file_name}" in names
     assert "posttrainllm/py.typed" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"posttrainllm"}

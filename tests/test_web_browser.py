@@ -98,6 +98,24 @@ def test_without_isolation_one_thread_trains_and_says_why(page: Any, folder: Pat
     assert "cross-origin isolation" in got["notices"][0]
 
 
+def test_a_pool_worker_that_does_not_load_is_said_and_one_thread_trains(
+    page: Any, folder: Path
+) -> None:
+    worker = folder / "src" / "runtime" / "pool_browser.ts"
+    away = worker.rename(worker.with_suffix(".away"))
+    other = page.context.browser.new_context().new_page()  # nothing in its cache
+    try:
+        with served(folder) as address:
+            other.goto(address)
+            got = train(other, job("tiny", steps=2, threads=2))
+    finally:
+        away.rename(worker)
+        other.context.close()
+    assert "a thread was lost" in got["notices"][0]
+    assert got["info"]["threads"] == 1
+    assert got["losses"] == python_run("tiny", steps=2)["losses"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["medium", "large", "xl", "huge", "massive", "mega"])
 def test_a_preset_trains_with_the_losses_of_cpp(page: Any, preset: str) -> None:

@@ -2,7 +2,7 @@
 
 export interface Features {
   readonly simd: boolean;
-  /** Shared memory between workers: in a browser it needs cross-origin isolation. */
+  /** Shared memory between workers: a browser gives it to isolated pages, and only workers may wait for it. */
   readonly threads: boolean;
   /** 64-bit memory: more than 4 GiB. */
   readonly memory64: boolean;
@@ -22,9 +22,10 @@ const valid = (bytes: number[]): boolean => WebAssembly.validate(new Uint8Array(
 
 export function probeFeatures(): Features {
   const isolated = (globalThis as { crossOriginIsolated?: boolean }).crossOriginIsolated !== false;
+  const mayWait = typeof document === "undefined";
   return {
     simd: valid(SIMD),
-    threads: typeof SharedArrayBuffer !== "undefined" && isolated && valid(ATOMICS),
+    threads: typeof SharedArrayBuffer !== "undefined" && isolated && mayWait && valid(ATOMICS),
     memory64: valid(MEMORY64),
   };
 }
