@@ -182,7 +182,7 @@ def profile(presets: list[str], repeats: int = 20) -> dict[str, Any]:
             items = gpu._prepared[name, ()].dispatches
             runs = [seconds(gpu.device, [[item] for item in items]) for _ in range(repeats)]
             for item, value in zip(items, np.median(runs, axis=0), strict=True):
-                entry = total[f"{choice_key(item.call)} | {item.variant} | {item.entry}"]
+                entry = total[f"{choice_key(item.work.key)} | {item.variant} | {item.entry}"]
                 entry[0] += 1e6 * value
                 entry[1] += 1
             whole = [seconds(gpu.device, [list(items)])[0] for _ in range(repeats)]

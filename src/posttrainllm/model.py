@@ -145,14 +145,19 @@ def _linear_forward(b: _Builder, layer: str, out: str, x: str) -> None:
 
 
 def _linear_backward(b: _Builder, layer: str, dx: str, dout: str, x: str) -> None:
-    """out = x W + bias:  dW = x^T dout,  dbias = column sums of dout,  dx = dout W^T."""
+    """out = x W + bias:  dx = dout W^T,  dW = x^T dout,  dbias = column sums of dout."""
+    b.program.call("linear_backward_input", [dx], [dout, f"{layer}.weight"])
+    _linear_backward_weight(b, layer, dout, x)
+
+
+def _linear_backward_weight(b: _Builder, layer: str, dout: str, x: str) -> None:
+    """The part that reads x. It comes after dx, so that dx lies beside x and an engine may run both at once."""
     b.program.call(
         "linear_backward_weight", [f"grad.{layer}.weight"], [x, dout, "scalars"], accumulate=BETA
     )
     b.program.call(
         "linear_backward_bias", [f"grad.{layer}.bias"], [dout, "scalars"], accumulate=BETA
     )
-    b.program.call("linear_backward_input", [dx], [dout, f"{layer}.weight"])
 
 
 def _attention_forward(b: _Builder, *, cached: bool = False, appends: bool = False) -> None:
@@ -209,8 +214,9 @@ def _mlp_backward(b: _Builder) -> None:
         b.scratch("grad.h.{i}.mlp.act", ROWS, "F"),
         b.scratch("grad.h.{i}.mlp.fc", ROWS, "F"),
     )
-    _linear_backward(b, "h.{i}.mlp.c_proj", dact, "grad.h", "h.{i}.mlp.act")
+    b.program.call("linear_backward_input", [dact], ["grad.h", "h.{i}.mlp.c_proj.weight"])
     b.program.call("gelu_backward", [dfc], [dact, "h.{i}.mlp.fc"], erf=b.erf)
+    _linear_backward_weight(b, "h.{i}.mlp.c_proj", "grad.h", "h.{i}.mlp.act")
     dnormed = b.scratch("grad.h.{i}.ln_2.out", ROWS, "C")
     _linear_backward(b, "h.{i}.mlp.c_fc", dnormed, dfc, "h.{i}.ln_2.out")
     _layernorm_backward(b, "h.{i}.ln_2", "h.{i}.mid", accumulate=ADD)
@@ -236,6 +242,7 @@ def _head_and_loss(b: _Builder, *, trains: bool) -> None:
                 b.scratch("grad.ln_f.out", ROWS, "C"),
             )
             p.call("cross_entropy_backward", [dlogits], [logits, "targets[rows]", lse, "scalars"])
+            p.call("linear_backward_input", [f"{dnormed}[rows]"], [dlogits, b.head], transposed=1)
             p.call(
                 "linear_backward_weight",
                 [f"grad.{b.head}"],
@@ -243,7 +250,6 @@ def _head_and_loss(b: _Builder, *, trains: bool) -> None:
                 transposed=1,
                 accumulate=CHUNK,
             )
-            p.call("linear_backward_input", [f"{dnormed}[rows]"], [dlogits, b.head], transposed=1)
     p.call(
         "loss_sum",
         [p.buffer("loss", "1", role="output")],

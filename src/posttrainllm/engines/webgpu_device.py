@@ -107,6 +107,7 @@ class GpuDevice:
             workgroup_bytes=int(have["max-compute-workgroup-storage-size"]),
             invocations=int(have["max-compute-invocations-per-workgroup"]),
             subgroups=int("subgroup" in features),
+            binding_bytes=self.binding_bytes,
         )
         self._modules: dict[str, Any] = {}
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}

@@ -12,19 +12,19 @@ import functools
 import json
 import operator
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+from posttrainllm.engines.webgpu_work import Number, Work, choice_key, merged, work_of
 from posttrainllm.errors import EngineError
-from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall
 
 FORMAT = 1
+APART = "apart"  # chosen for fused work: its calls one by one
 MOST_GROUPS = 65_535  # workgroups a dimension, on every adapter
 
-Number = int | float
 Names = Mapping[str, Number]
 Expression = Any  # a number, a name or a list: JSON
 
@@ -59,6 +59,9 @@ def evaluate(expression: Expression, names: Names) -> Number:
     return number
 
 
+__all__ = ["DispatchTable", "Dispatch", "Dispatches", "Limits", "choice_key", "evaluate"]
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """One dispatch of an entry point. ``window`` is a range of elements of the operands of shape (P,), for ops on whole arenas."""
@@ -74,9 +77,9 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Dispatches:
-    """What a call becomes: the variant's name, its dispatches in order, and the workspace they share, in elements."""
+    """What work becomes: the variant's name, its dispatches in order, and the workspace they share, in elements."""
 
-    op: str
+    work: Work
     variant: str
     passes: tuple[Dispatch, ...]
     workspace: int
@@ -89,6 +92,7 @@ class Limits:
     workgroup_bytes: int = 16_384
     invocations: int = 256
     subgroups: int = 0  # 1 where the feature is there
+    binding_bytes: int = 134_217_728
 
     def names(self) -> dict[str, int]:
         """As names for expressions."""
@@ -96,6 +100,7 @@ class Limits:
             "workgroup_bytes": self.workgroup_bytes,
             "invocations": self.invocations,
             "subgroups": self.subgroups,
+            "binding_bytes": self.binding_bytes,
         }
 
 
@@ -114,27 +119,49 @@ class DispatchTable:
         if table["format"] != FORMAT:
             raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
         self.ops = {op: _variants(rows, table["shared"]) for op, rows in table["ops"].items()}
+        self.rules: list[dict[str, Any]] = table["fused"]
+        self.ops |= {
+            rule["op"]: _variants(rule["variants"], table["shared"]) for rule in self.rules
+        }
 
-    def candidates(self, call: BoundCall, windows: int = 1) -> list[str]:
+    def merge(self, calls: Sequence[BoundCall]) -> list[Work]:
+        """Calls as pieces of work: neighbours become one where a rule says so and, by choice or by the table, a variant is preferred."""
+        return merged(calls, self.rules, self._wants)
+
+    def _wants(self, work: Work) -> bool:
+        names = self._names(work, 1)
+        chosen = self.preferred.get(work.key) or self.preferred.get(work.op)
+        if chosen == APART:
+            return False
+        fitting = [row for row in self.ops[work.op] if _fits(row, names)]
+        if chosen:
+            return any(row["variant"] == chosen for row in fitting)
+        return any(_holds(row.get("prefer", []), _extended(row, names)) for row in fitting)
+
+    def candidates(self, call: BoundCall | Work, windows: int = 1) -> list[str]:
         """Names of the variants that can run a call, the default one first."""
-        names = self._names(call, windows)
-        fitting = [row for row in self.ops.get(call.op, []) if _fits(row, names)]
+        work = call if isinstance(call, Work) else work_of(call)
+        names = self._names(work, windows)
+        fitting = [row for row in self.ops.get(work.op, []) if _fits(row, names)]
         fitting.sort(key=lambda row: not _holds(row.get("prefer", []), _extended(row, names)))
         return [row["variant"] for row in fitting]
 
     def dispatches(
-        self, call: BoundCall, windows: list[tuple[int, int]] | None = None, variant: str = ""
+        self,
+        call: BoundCall | Work,
+        windows: list[tuple[int, int]] | None = None,
+        variant: str = "",
     ) -> Dispatches:
-        """The dispatches of a call. ``windows`` cuts operands of shape (P,) into ranges [begin, end) of elements.
+        """The dispatches of work. ``windows`` cuts operands of shape (P,) into ranges [begin, end) of elements.
 
         Raises: EngineError when no variant takes these sizes on this adapter, or a grid is too large.
         """
-        sizes = dict(zip(OPS[call.op].sizes, call.sizes, strict=True))
-        pieces = windows or [(0, sizes.get("P", 0))]
-        names = self._names(call, len(pieces))
-        if "P" in sizes:
+        work = call if isinstance(call, Work) else work_of(call)
+        pieces = windows or [(0, int(work.names.get("P", 0)))]
+        names = self._names(work, len(pieces))
+        if windows:
             names["P"] = max(end - begin for begin, end in pieces)
-        row = self._choose(call, names, variant)
+        row = self._choose(work, names, variant)
         names = _extended(row, names)
         for name, expression in row.get("let", []):
             names[name] = evaluate(expression, names)
@@ -143,32 +170,20 @@ class DispatchTable:
             if entry.get("windowed"):
                 for index, (begin, end) in enumerate(pieces):
                     inner = {**names, "P": end - begin, "window": index}
-                    passes.append(replace(_dispatch(call, entry, inner), window=(begin, end)))
+                    passes.append(replace(_dispatch(work, entry, inner), window=(begin, end)))
             else:
-                passes.append(_dispatch(call, entry, names))
+                passes.append(_dispatch(work, entry, names))
         workspace = int(evaluate(row.get("workspace", 0), names))
-        return Dispatches(call.op, row["variant"], tuple(passes), workspace)
+        return Dispatches(work, row["variant"], tuple(passes), workspace)
 
-    def _names(self, call: BoundCall, windows: int) -> dict[str, Number]:
-        row = OPS[call.op]
-        names: dict[str, Number] = {**self.limits.names(), "windows": windows}
-        names.update(zip(row.sizes, call.sizes, strict=True))
-        for name, value in zip(row.attrs, call.attrs, strict=True):
-            names[name] = int(value) if value == int(value) else value
-        for operand, place in zip(row.operands, call.operands, strict=True):
-            if operand.optional:
-                names[f"has_{operand.name}"] = int(place is not None)
-        return names
+    def _names(self, work: Work, windows: int) -> dict[str, Number]:
+        return {**self.limits.names(), "windows": windows, **work.names}
 
-    def _choose(self, call: BoundCall, names: Names, variant: str) -> dict[str, Any]:
-        fitting = [row for row in self.ops.get(call.op, []) if _fits(row, names)]
+    def _choose(self, work: Work, names: Names, variant: str) -> dict[str, Any]:
+        fitting = [row for row in self.ops.get(work.op, []) if _fits(row, names)]
         if not fitting:
-            sizes = ", ".join(
-                f"{letter} = {size}"
-                for letter, size in zip(OPS[call.op].sizes, call.sizes, strict=True)
-            )
-            raise EngineError(f"no webgpu kernel takes {call.op} with {sizes} on this adapter")
-        wanted = variant or self.preferred.get(choice_key(call)) or self.preferred.get(call.op)
+            raise EngineError(f"no webgpu kernel takes {work.key} on this adapter")
+        wanted = variant or self.preferred.get(work.key) or self.preferred.get(work.op)
         preferred = (row for row in fitting if _holds(row.get("prefer", []), _extended(row, names)))
         first = next(preferred, fitting[0])
         return next((row for row in fitting if row["variant"] == wanted), first)
@@ -207,18 +222,12 @@ def _fits(row: Mapping[str, Any], names: Names) -> bool:
     return _holds(row.get("when", []), _extended(row, names))
 
 
-def choice_key(call: BoundCall) -> str:
-    """An op with its sizes and attributes, as choices are kept: ``linear_forward 1024 96 288 / 0``."""
-    attrs = " ".join(f"{value:g}" for value in call.attrs)
-    return f"{call.op} {' '.join(map(str, call.sizes))} / {attrs}"
-
-
-def _dispatch(call: BoundCall, entry: Mapping[str, Any], names: Names) -> Dispatch:
+def _dispatch(work: Work, entry: Mapping[str, Any], names: Names) -> Dispatch:
     counts = [int(evaluate(expression, names)) for expression in entry["grid"]]
     grid = _fold(counts[0]) if len(counts) == 1 else (counts[0], counts[1], (*counts, 1)[2])
     if max(grid) > MOST_GROUPS:
         raise EngineError(
-            f"{call.op} with {' x '.join(map(str, call.sizes))} needs {max(grid):,} workgroups in one dimension, "
+            f"{work.key} needs {max(grid):,} workgroups in one dimension, "
             f"over WebGPU's limit of {MOST_GROUPS:,}"
         )
     overrides = entry.get("overrides", {}).items()

@@ -16,9 +16,10 @@ from posttrainllm.engines.webgpu_device import GpuDevice
 from posttrainllm.engines.webgpu_dispatch import Dispatch, Dispatches, DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory, Resource
 from posttrainllm.engines.webgpu_native import FastPass, Item
+from posttrainllm.engines.webgpu_work import Work
 from posttrainllm.errors import EngineError
 from posttrainllm.ops import OPS
-from posttrainllm.plan import ALIGN, BoundCall, Place
+from posttrainllm.plan import ALIGN, BoundCall
 
 SLICE = 256  # bytes between two calls' words in the uniform buffer
 
@@ -30,7 +31,7 @@ class Recorded:
     pipeline: Any
     group: Any
     grid: tuple[int, int, int]
-    call: BoundCall
+    work: Work
     entry: str
     variant: str
 
@@ -58,26 +59,29 @@ class Recorder:
 
     def reserve(self, calls: list[BoundCall]) -> None:
         """Take the workspace that these calls need, if it is more than there is."""
-        self._grow(max((self._dispatches(call).workspace for call in calls), default=0))
+        found = [self._dispatches(work) for work in self.table.merge(calls)]
+        self._grow(max((dispatches.workspace for dispatches in found), default=0))
 
-    def record(self, calls: list[BoundCall]) -> Recording:
+    def record(self, calls: list[BoundCall] | list[Work]) -> Recording:
         """Make all GPU objects of these calls.
 
         Raises: EngineError, with the call, where the device refuses one.
         """
-        chosen = [(call, self._dispatches(call)) for call in calls]
-        self._grow(max((found.workspace for _, found in chosen), default=0))
-        entries = [(call, found, dispatch) for call, found in chosen for dispatch in found.passes]
+        works = [call for call in calls if isinstance(call, Work)]
+        works = works or self.table.merge([call for call in calls if isinstance(call, BoundCall)])
+        chosen = [self._dispatches(work) for work in works]
+        self._grow(max((found.workspace for found in chosen), default=0))
+        entries = [(found, dispatch) for found in chosen for dispatch in found.passes]
         words = np.zeros(max(1, len(entries)) * SLICE, np.uint8)
-        for index, (_, _, dispatch) in enumerate(entries):
+        for index, (_, dispatch) in enumerate(entries):
             at = index * SLICE
             words[at : at + len(dispatch.words)] = np.frombuffer(dispatch.words, np.uint8)
         uniforms = self.device.buffer("uniforms", words.nbytes, "uniform")
         self.nbytes += words.nbytes
         self.device.queue.write_buffer(uniforms, 0, words)
         recorded = []
-        for index, (call, found, dispatch) in enumerate(entries):
-            access, resources = self._bindings(call, found, dispatch)
+        for index, (found, dispatch) in enumerate(entries):
+            access, resources = self._bindings(found, dispatch)
             size = -(-len(dispatch.words) // 16) * 16
             resources.append((uniforms, index * SLICE, size))
             access = (*access, "uniform")
@@ -86,7 +90,7 @@ class Recorder:
                     self.device.pipeline(dispatch, access),
                     self.device.bind(access, resources),
                     dispatch.grid,
-                    call,
+                    found.work,
                     dispatch.entry,
                     found.variant,
                 )
@@ -101,16 +105,9 @@ class Recorder:
             self._pass.replay(compute, recording.items)
         compute.end()
 
-    def _dispatches(self, call: BoundCall) -> Dispatches:
-        windows = None
-        if OPS[call.op].sizes == ("P",):
-            arenas = [
-                place
-                for operand, place in zip(OPS[call.op].operands, call.operands, strict=True)
-                if operand.shape == ("P",) and place is not None
-            ]
-            windows = self.memory.windows(arenas[0])
-        return self.table.dispatches(call, windows)
+    def _dispatches(self, work: Work) -> Dispatches:
+        windows = self.memory.windows(work.arena) if work.op in OPS and work.arena else None
+        return self.table.dispatches(work, windows)
 
     def _grow(self, elements: int) -> None:
         nbytes = -(-4 * elements // 256) * 256
@@ -125,14 +122,9 @@ class Recorder:
             self._workspace_bytes = nbytes
 
     def _bindings(
-        self, call: BoundCall, found: Dispatches, dispatch: Dispatch
+        self, found: Dispatches, dispatch: Dispatch
     ) -> tuple[tuple[str, ...], list[Resource]]:
         """Types and resources of the storage bindings, in the order of the table."""
-        row = OPS[call.op]
-        by_name: dict[str, tuple[Place | None, bool, bool]] = {
-            operand.name: (place, index < len(row.outputs), operand.shape == ("P",))
-            for index, (operand, place) in enumerate(zip(row.operands, call.operands, strict=True))
-        }
         access: list[str] = []
         resources: list[Resource] = []
         for name in dispatch.bind:
@@ -141,11 +133,11 @@ class Recorder:
                 access.append("storage" if how == "write" else "read-only-storage")
                 resources.append((self._workspace, 0, max(4 * found.workspace, 16)))
                 continue
-            place, written, cut = by_name.get(base, (None, False, False))
-            access.append("storage" if written else "read-only-storage")
-            if place is None:
+            operand = found.work.operands.get(base)
+            access.append("storage" if operand and operand.written else "read-only-storage")
+            if operand is None or operand.place is None:
                 resources.append((self._absent, 0, 4 * ALIGN))
             else:
-                window = dispatch.window if cut else None
-                resources.append(self.memory.resource(place, window))
+                window = dispatch.window if operand.windowed else None
+                resources.append(self.memory.resource(operand.place, window))
         return tuple(access), resources

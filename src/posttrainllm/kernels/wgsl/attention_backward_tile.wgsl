@@ -1,6 +1,8 @@
 // attention_backward in tiles (FlashAttention-2): the mathematics of attention.wgsl, the layout of attention_tile.wgsl.
-//   backward_query   keeps 32 queries, walks over the keys up to them: dq; also leaves delta[t] = dout[t] . out[t] in workspace for
-//   backward_key     which keeps 32 keys, walks over the queries from them on: dk and dv. No atomics, a fixed order of sums
+//   query_block   keeps 32 queries, walks over the keys up to them: dq
+//   key_block     keeps 32 keys, walks over the queries from them on: dk and dv. No atomics, a fixed order of sums
+// Both run in one dispatch, a workgroup each in turns. delta[t] = dout[t] . out[t] is computed wherever a block of queries is read: keeping it
+// would cost a dispatch more.
 // Scores are computed again from q, k and the saved lse. Blocks that the causal mask or the segments hide wholly are skipped.
 
 struct Args { T: u32, C: u32, H: u32, blocks: u32, count: u32, scale: f32 } // blocks of a row, blocks of all heads, 1 / sqrt(D)
@@ -46,16 +48,30 @@ fn total(row: u32) -> f32 {
 @group(0) @binding(1) var<storage, read> dout: array<vec4f>;
 @group(0) @binding(3) var<storage, read> saved_lse: array<f32>;
 @group(0) @binding(4) var<storage, read> starts: array<i32>;
-@group(0) @binding(5) var<storage, read_write> new_delta: array<f32>;
-@group(0) @binding(6) var<storage, read> saved_out: array<vec4f>;
-@group(0) @binding(7) var<uniform> args: Args;
+@group(0) @binding(5) var<storage, read> saved_out: array<vec4f>;
+@group(0) @binding(6) var<uniform> args: Args;
 
 @compute @workgroup_size(64)
-fn attention_backward_query_tile(
+fn attention_backward_tile(
     @builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
 ) {
     let index = group.x + group.y * groups.x;
-    if (index >= args.count) { return; }
+    if (index >= 2u * args.count) { return; }
+    if (index % 2u == 0u) { key_block(lane, index / 2u); } else { query_block(lane, index / 2u); }
+}
+
+// Leave this lane's parts of delta of queries t0 + y, + 8, + 16, + 24 in row_tile; their dout lies in o_tile.
+fn put_delta_parts(y: u32, x: u32, t0: u32, n0: u32, head: u32) {
+    for (var i = 0u; i < 4u; i++) {
+        let row = y + 8u * i;
+        let at = (n0 + min(t0 + row, args.T - 1u)) * (args.C / 4u) + head * VEC;
+        var part = 0.0;
+        for (var d = x; d < VEC; d += 8u) { part += dot(o_tile[row * PITCH + d], saved_out[at + d]); }
+        row_tile[row * 2u + x / 4u][x % 4u] = part;
+    }
+}
+
+fn query_block(lane: u32, index: u32) {
     let block = args.blocks - 1u - index % args.blocks;
     let bh = index / args.blocks;
     let head = bh % args.H;
@@ -80,19 +96,9 @@ fn attention_backward_query_tile(
         log_sum[i] = saved_lse[bh * args.T + at];
     }
     workgroupBarrier();
-    for (var i = 0u; i < 4u; i++) {
-        let n = n0 + min(t[i], args.T - 1u);
-        var part = 0.0;
-        for (var d = x; d < VEC; d += 8u) { part += dot(o_tile[(y + 8u * i) * PITCH + d], saved_out[n * width + head * VEC + d]); }
-        row_tile[(y + 8u * i) * 2u + x / 4u][x % 4u] = part;
-    }
+    put_delta_parts(y, x, t0, n0, head);
     workgroupBarrier();
     let row_dot = vec4f(total(y), total(y + 8u), total(y + 16u), total(y + 24u));
-    if (x == 0u) {
-        for (var i = 0u; i < 4u; i++) {
-            if (t[i] < args.T) { new_delta[bh * args.T + t[i]] = row_dot[i]; }
-        }
-    }
     let x0 = min(x, VEC - 1u);
     let x1 = min(x + 8u, VEC - 1u);
     var o0 = vec4f(0.0); var o1 = vec4f(0.0); var o2 = vec4f(0.0); var o3 = vec4f(0.0);
@@ -179,24 +185,16 @@ fn put_row(inside: bool, first: u32, x: u32, a: vec4f, b: vec4f) {
     if (x + 8u < VEC) { dqkv[at + 8u] = b; }
 }
 
-@group(0) @binding(5) var<storage, read> delta: array<f32>;
-@group(0) @binding(6) var<uniform> key_args: Args;
-
-@compute @workgroup_size(64)
-fn attention_backward_key_tile(
-    @builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
-) {
-    let index = group.x + group.y * groups.x;
-    if (index >= key_args.count) { return; }
-    let s0 = index % key_args.blocks * 32u; // the first keys have most queries: the longest first
-    let bh = index / key_args.blocks;
-    let head = bh % key_args.H;
-    let T = key_args.T;
-    let n0 = bh / key_args.H * T;
+fn key_block(lane: u32, index: u32) {
+    let s0 = index % args.blocks * 32u; // the first keys have most queries: the longest first
+    let bh = index / args.blocks;
+    let head = bh % args.H;
+    let T = args.T;
+    let n0 = bh / args.H * T;
     let y = lane / 8u;
     let x = lane % 8u;
-    let stride = 3u * key_args.C / 4u;
-    let width = key_args.C / 4u;
+    let stride = 3u * args.C / 4u;
+    let width = args.C / 4u;
     for (var i = lane; i < 32u * VEC; i += 64u) {
         let row = i / VEC;
         let at = (n0 + min(s0 + row, T - 1u)) * stride + width + head * VEC + i % VEC;
@@ -216,10 +214,11 @@ fn attention_backward_key_tile(
         for (var i = lane; i < 32u * VEC; i += 64u) {
             let row = i / VEC;
             let n = n0 + min(t0 + row, T - 1u);
-            q_tile[row * PITCH + i % VEC] = qkv[n * stride + head * VEC + i % VEC] * key_args.scale;
+            q_tile[row * PITCH + i % VEC] = qkv[n * stride + head * VEC + i % VEC] * args.scale;
             o_tile[row * PITCH + i % VEC] = dout[n * width + head * VEC + i % VEC];
         }
         workgroupBarrier();
+        put_delta_parts(y, x, t0, n0, head);
         // zeroed by hand: wgpu 0.32 (naga) zeroes a variable without a value once, not at every turn of the loop
         var a = array<vec4f, 4>(vec4f(0.0), vec4f(0.0), vec4f(0.0), vec4f(0.0)); // scores
         var b = array<vec4f, 4>(vec4f(0.0), vec4f(0.0), vec4f(0.0), vec4f(0.0)); // dP
@@ -241,12 +240,13 @@ fn attention_backward_key_tile(
             b[2] = add_dots(b[2], o_tile[(y + 16u) * PITCH + d], d0, d1, d2, d3);
             b[3] = add_dots(b[3], o_tile[(y + 24u) * PITCH + d], d0, d1, d2, d3);
         }
+        workgroupBarrier();
         for (var i = 0u; i < 4u; i++) {
             let t = t0 + y + 8u * i;
             let at = min(t, T - 1u);
             let seen = visible(t, u32(starts[n0 + at]), s0, x) & vec4<bool>(t < T);
             let p = select(vec4f(0.0), exp(a[i] - saved_lse[bh * T + at]), seen);
-            let ds = p * (b[i] - delta[bh * T + at]);
+            let ds = p * (b[i] - total(y + 8u * i));
             for (var j = 0u; j < 4u; j++) {
                 p_tile[(y + 8u * i) * 9u + x / 4u + 2u * j][x % 4u] = p[j];
                 s_tile[(y + 8u * i) * 9u + x / 4u + 2u * j][x % 4u] = ds[j];

@@ -89,6 +89,44 @@ fn cross_entropy_backward_vec4(
     dlogits4[i] = value;
 }
 
+// Forward and backward of a row in one pass, where nobody else wants lse.
+@group(0) @binding(1) var<storage, read_write> merged_dlogits: array<f32>;
+@group(0) @binding(4) var<storage, read> merged_scalars: array<f32, 8>;
+@group(0) @binding(5) var<uniform> merged: Args;
+
+@compute @workgroup_size(LANES)
+fn cross_entropy_merged(
+    @builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
+) {
+    let n = group.x + group.y * groups.x;
+    let V = merged.V;
+    let row = min(n, merged.N - 1u) * V;
+    var top = logits[row + min(lane, V - 1u)];
+    for (var v = lane + LANES; v < V; v += LANES) { top = max(top, logits[row + v]); }
+    lane_top[lane] = top;
+    workgroupBarrier();
+    for (var i = 0u; i < LANES; i++) { top = max(top, lane_top[i]); }
+    var sum = 0.0;
+    for (var v = lane; v < V; v += LANES) { sum += exp(logits[row + v] - top); }
+    lane_sum[lane] = sum;
+    workgroupBarrier();
+    if (n >= merged.N) { return; }
+    sum = 0.0;
+    for (var i = 0u; i < LANES; i++) { sum += lane_sum[i]; }
+    let log_sum = top + log(sum);
+    let picked = targets[n];
+    if (lane == 0u) { row_loss[n] = select(0.0, log_sum - logits[row + u32(max(picked, 0))], picked >= 0); }
+    for (var v = lane; v < V; v += LANES) {
+        var value = 0.0;
+        if (picked >= 0) {
+            value = exp(logits[row + v] - log_sum);
+            if (u32(picked) == v) { value -= 1.0; }
+            value *= merged_scalars[0];
+        }
+        merged_dlogits[row + v] = value;
+    }
+}
+
 @group(0) @binding(0) var<storage, read_write> loss: array<f32>;
 @group(0) @binding(1) var<storage, read> rows_to_sum: array<f32>;
 @group(0) @binding(2) var<storage, read> loss_scalars: array<f32, 8>;

@@ -16,13 +16,15 @@ override LANES: u32 = 256u;
 override LEFT_TURNED: u32 = 0u;  // left is stored (inner, rows)
 override RIGHT_TURNED: u32 = 0u; // right is stored (columns, inner)
 override BIAS: u32 = 0u;
+override RESIDUAL: u32 = 0u;
 override ACCUMULATE: u32 = 0u;   // 0 write, 1 add, 2 write where scalars.beta is 0 and add otherwise
 
 @group(0) @binding(0) var<storage, read_write> out: array<vec4f>;
 @group(0) @binding(1) var<storage, read> left: array<vec4f>;
 @group(0) @binding(2) var<storage, read> right: array<vec4f>;
 @group(0) @binding(3) var<storage, read> bias: array<vec4f>; // the bias, or scalars
-@group(0) @binding(4) var<uniform> args: Args;
+@group(0) @binding(4) var<storage, read> residual: array<vec4f>; // added where RESIDUAL is set
+@group(0) @binding(5) var<uniform> args: Args;
 
 var<workgroup> left_tile: array<vec4f, 2u * TILE * DEPTH / 4u>;
 var<workgroup> right_tile: array<vec4f, 2u * TILE * DEPTH / 4u>;
@@ -94,6 +96,7 @@ fn put(slice: u32, row: u32, column: u32, sum: vec4f) {
     var value = sum;
     if (BIAS == 1u) { value += bias[column / 4u]; }
     let at = ((slice * args.rows + row) * args.columns + column) / 4u;
+    if (RESIDUAL == 1u) { value += residual[at]; }
     if (ACCUMULATE == 1u || (ACCUMULATE == 2u && bias[0].y != 0.0)) { out[at] += value; } else { out[at] = value; }
 }
 
@@ -267,8 +270,9 @@ fn linear_tile8(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_i
 struct SliceArgs { count: u32, slices: u32, columns: u32 }
 
 @group(0) @binding(1) var<storage, read> slices: array<vec4f>; // (slices, rows, columns)
-@group(0) @binding(3) var<uniform> slice_args: SliceArgs;
 @group(0) @binding(2) var<storage, read> slice_bias: array<vec4f>; // the bias, or scalars
+@group(0) @binding(3) var<storage, read> slice_residual: array<vec4f>;
+@group(0) @binding(4) var<uniform> slice_args: SliceArgs;
 
 // out (+)= sum of the slices, in order; four numbers an invocation, count is in vec4s.
 @compute @workgroup_size(64)
@@ -280,6 +284,7 @@ fn linear_sum_slices(
     var sum = slices[i];
     for (var s = 1u; s < slice_args.slices; s++) { sum += slices[s * slice_args.count + i]; }
     if (BIAS == 1u) { sum += slice_bias[i % (slice_args.columns / 4u)]; }
+    if (RESIDUAL == 1u) { sum += slice_residual[i]; }
     if (ACCUMULATE == 1u || (ACCUMULATE == 2u && slice_bias[0].y != 0.0)) { out[i] += sum; } else { out[i] = sum; }
 }
 
@@ -287,6 +292,7 @@ fn linear_sum_slices(
 @group(0) @binding(1) var<storage, read> any_left: array<f32>;
 @group(0) @binding(2) var<storage, read> any_right: array<f32>;
 @group(0) @binding(3) var<storage, read> any_bias: array<f32>;
+@group(0) @binding(4) var<storage, read> any_residual: array<f32>;
 
 var<workgroup> left_block: array<array<f32, 17>, 16>;
 var<workgroup> right_block: array<array<f32, 17>, 16>;
@@ -327,6 +333,7 @@ fn linear_blocked(@builtin(local_invocation_id) local: vec3u, @builtin(workgroup
     if (row >= args.rows || column >= args.columns) { return; }
     if (BIAS == 1u) { sum += any_bias[column]; }
     let at = row * args.columns + column;
+    if (RESIDUAL == 1u) { sum += any_residual[at]; }
     if (ACCUMULATE == 1u || (ACCUMULATE == 2u && any_bias[1] != 0.0)) { any_out[at] += sum; } else { any_out[at] = sum; }
 }
 

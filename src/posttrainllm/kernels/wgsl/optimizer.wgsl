@@ -56,20 +56,54 @@ struct ClipArgs { clip_norm: f32 }
 @group(0) @binding(2) var<storage, read> plain: array<f32>;
 @group(0) @binding(3) var<uniform> clip_args: ClipArgs;
 
-@compute @workgroup_size(1)
-fn gradient_clip() {
-    let sum = decayed[0] + plain[0];
+fn clip_by(sum: f32, clip_norm: f32) {
     let infinite = (bitcast<u32>(sum) & 0x7f800000u) == 0x7f800000u;
     if (infinite) {
         let overflowed = (bitcast<u32>(sum) & 0x007fffffu) == 0u; // clip_norm / infinity is 0
         clip[0] = sum;
-        clip[1] = select(1.0, 0.0, overflowed && clip_args.clip_norm > 0.0);
+        clip[1] = select(1.0, 0.0, overflowed && clip_norm > 0.0);
         clip[2] = 1.0;
         return;
     }
     let norm = sqrt(sum);
     clip[0] = norm;
-    if (clip_args.clip_norm > 0.0 && norm > clip_args.clip_norm) { clip[1] = clip_args.clip_norm / norm; } else { clip[1] = 1.0; }
+    if (clip_norm > 0.0 && norm > clip_norm) { clip[1] = clip_norm / norm; } else { clip[1] = 1.0; }
+}
+
+@compute @workgroup_size(1)
+fn gradient_clip() { clip_by(decayed[0] + plain[0], clip_args.clip_norm); }
+
+// Both parts of the gradients in one dispatch, then their sums and the clip in another.
+struct BothArgs { decayed: u32, plain: u32, span: u32, decayed_slices: u32, slices: u32, clip_norm: f32 }
+
+@group(0) @binding(1) var<storage, read> decayed_grad: array<f32>;
+@group(0) @binding(2) var<storage, read> plain_grad: array<f32>;
+@group(0) @binding(3) var<uniform> both: BothArgs;
+
+@compute @workgroup_size(256)
+fn sum_squares_merged(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u) {
+    var sum = 0.0;
+    if (group.x < both.decayed_slices) {
+        let end = min(both.decayed, (group.x + 1u) * both.span);
+        for (var p = group.x * both.span + lane; p < end; p += 256u) { sum = fma(decayed_grad[p], decayed_grad[p], sum); }
+    } else {
+        let slice = group.x - both.decayed_slices;
+        let end = min(both.plain, (slice + 1u) * both.span);
+        for (var p = slice * both.span + lane; p < end; p += 256u) { sum = fma(plain_grad[p], plain_grad[p], sum); }
+    }
+    sum = sum_lanes(lane, sum);
+    if (lane == 0u) { out[group.x] = sum; }
+}
+
+@group(0) @binding(1) var<storage, read> both_sums: array<f32>;
+@group(0) @binding(2) var<uniform> clip_both: BothArgs;
+
+@compute @workgroup_size(256)
+fn gradient_clip_merged(@builtin(local_invocation_index) lane: u32) {
+    var sum = 0.0;
+    for (var i = lane; i < clip_both.slices; i += 256u) { sum += both_sums[i]; }
+    sum = sum_lanes(lane, sum);
+    if (lane == 0u) { clip_by(sum, clip_both.clip_norm); }
 }
 
 struct AdamArgs { P: u32, beta1: f32, rest1: f32, beta2: f32, rest2: f32, eps: f32, weight_decay: f32 } // rest = 1 - beta
