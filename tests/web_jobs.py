@@ -51,6 +51,7 @@ def _job(
     build: str = "",
     write: int = 0,
     overfit: bool = False,
+    bare: bool = False,
 ) -> dict[str, Any]:
     work = {
         "settings": settings_of(config),
@@ -58,6 +59,7 @@ def _job(
         "threads": threads,
         "write": write,
         "overfit": overfit,
+        "bare": bare,
     }
     return work | ({"build": build} if build else {})
 

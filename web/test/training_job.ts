@@ -13,6 +13,8 @@ export interface Job {
   readonly threads: number;
   /** Train on the first window of the text, again and again. */
   readonly overfit?: boolean;
+  /** Losses only: a copy of the weights of the largest model does not fit beside it. */
+  readonly bare?: boolean;
   /** Write so many tokens at the end, by prefill and decode. */
   readonly write?: number;
 }
@@ -52,7 +54,7 @@ export async function train(host: Host, tables: Tables, set: ProgramSet, job: Jo
       logits = await engine.decode(Int32Array.of(token));
     }
   }
-  const weights = await hashOf((await engine.state()).params.values());
+  const weights = job.bare ? "" : await hashOf((await engine.state()).params.values());
   const { info } = engine;
   if (engine.bytes !== bytes) throw new Error(`memory grew from ${bytes} to ${engine.bytes}`);
   await engine.close();
