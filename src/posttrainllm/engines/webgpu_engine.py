@@ -6,6 +6,7 @@ on the GPU and come back many at a time. Bit-identical on the same adapter and d
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from posttrainllm.engines.webgpu_device import GpuDevice, choose_adapter
 from posttrainllm.engines.webgpu_dispatch import DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory
 from posttrainllm.engines.webgpu_recorder import Recorder, Recording
+from posttrainllm.engines.webgpu_tuning import Choices, program_key, tune
 from posttrainllm.ops import CLIP, SCALARS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
@@ -39,14 +41,21 @@ class WebGpuEngine(ProgramEngine):
         *,
         adapter: str = "",
         preferred: Mapping[str, str] | None = None,
+        tuned: bool | None = None,
     ) -> None:
-        """Plan the programs, open the device and take the memory; ``preferred`` names variants of kernels by op."""
+        """Plan the programs, open the device and take the memory.
+
+        ``preferred`` names variants of kernels by op; without it, they are measured at the first step where the adapter allows it, unless
+        ``tuned`` is False.
+        """
         super().__init__(programs, dims)
         self.device = GpuDevice(choose_adapter(adapter))
         self.memory = GpuMemory(self.plan, self.device)
-        self.recorder = Recorder(
-            self.device, self.memory, DispatchTable(self.device.limits, preferred)
-        )
+        measurable = self.device.timestamps and not self.device.software
+        self._tunes = preferred is None and (measurable if tuned is None else tuned)
+        self._choices = Choices(self.device) if self._tunes else None
+        known = self._choices.held if self._choices else preferred
+        self.recorder = Recorder(self.device, self.memory, DispatchTable(self.device.limits, known))
         for name in self.plan.programs:
             self.recorder.reserve(self.plan.bind(name))
         self._batches = Batches(self.memory)
@@ -63,7 +72,9 @@ class WebGpuEngine(ProgramEngine):
     @property
     def info(self) -> dict[str, str | int]:
         """Adapter, driver, backend and version of wgpu."""
-        return {"engine": self.name, **self.device.info}
+        kernels = "measured" if self._tunes else "by table"
+        choices = json.dumps(self.recorder.table.preferred, sort_keys=True)
+        return {"engine": self.name, **self.device.info, "kernels": kernels, "choices": choices}
 
     @property
     def nbytes(self) -> int:
@@ -86,8 +97,18 @@ class WebGpuEngine(ProgramEngine):
         return self.memory.read(place)
 
     def prepare(self, calls: list[BoundCall]) -> Recording:
-        """Record the calls."""
+        """Record the calls; the first time, with the kernels that are fastest in this place."""
+        key = program_key(calls)
+        if self._choices and key not in self._choices.tuned and self._is_step(calls):
+            self.memory.send_inputs()
+            chosen = tune(self.recorder, calls)
+            self._choices.keep(key, chosen, self.device.info)
+            self.recorder.table.preferred.update(chosen)
         return self.recorder.record(calls)
+
+    def _is_step(self, calls: list[BoundCall]) -> bool:
+        """Whether calls are those of a training step, which alone is worth measuring; running them changes no weight."""
+        return any(call.op == "embedding_backward_weight" for call in calls)
 
     def run(self, prepared: Recording) -> None:
         """Put a recording down to be submitted with what comes next: a step is one submit."""

@@ -98,6 +98,11 @@ class Recorder:
         items = self._pass.lay_out((item.pipeline, item.group, item.grid) for item in recorded)
         return Recording(recorded, items, uniforms)
 
+    def forget(self, recording: Recording) -> None:
+        """Give back what a recording holds; it is not replayed again."""
+        self.nbytes -= recording.uniforms.size
+        recording.uniforms.destroy()
+
     def encode(self, encoder: Any, *recordings: Recording) -> None:
         """Replay recordings as one compute pass."""
         compute = encoder.begin_compute_pass()
