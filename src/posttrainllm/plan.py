@@ -14,6 +14,8 @@ A region holds one dtype, both dtypes are four bytes wide, and every buffer star
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +29,8 @@ from posttrainllm.validate import sizes_of
 ALIGN = 64  # elements of four bytes: 256 bytes, WebGPU's alignment of a binding's offset
 PARTS = ("decayed", "plain")
 ARENAS = {"param": "", "grad": "grad.", "adam.m": "adam.m.", "adam.v": "adam.v."}
-CHUNK_BYTES = 32 << 20  # the largest piece of logits that exists at once
+CHUNK_BYTES = 32 << 20  # the largest piece of logits that exists at once ...
+CHUNK_ROWS = 64  # ... unless it would have fewer rows than this: a chunk reads the whole head
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,16 @@ def chunks(program: Program, dims: Mapping[str, int]) -> int:
 def chunk_rows(rows: int, n_vocab: int) -> int:
     """The largest divisor of ``rows`` whose logits stay below ``CHUNK_BYTES``; a multiple of 64 where there is one.
 
-    >>> chunk_rows(1024, 256), chunk_rows(8192, 50257)
-    (1024, 128)
+    Where that divisor is below ``CHUNK_ROWS``, as for a prime number of rows, the smallest one that is not.
+
+    >>> chunk_rows(1024, 256), chunk_rows(8192, 50257), chunk_rows(1021, 50257)
+    (1024, 128, 1021)
     """
-    fitting = [
-        size
-        for size in range(1, rows + 1)
-        if rows % size == 0 and size * n_vocab * 4 <= CHUNK_BYTES
-    ] or [1]
+    small = [size for size in range(1, math.isqrt(rows) + 1) if rows % size == 0]
+    divisors = sorted({*small, *(rows // size for size in small)})
+    fitting = [size for size in divisors if size * n_vocab * 4 <= CHUNK_BYTES] or [1]
+    if fitting[-1] < CHUNK_ROWS:
+        return next((size for size in divisors if size >= CHUNK_ROWS), rows)
     return max([size for size in fitting if size % ALIGN == 0] or fitting)
 
 
@@ -254,22 +259,24 @@ def _slots(program: Program, buffers: Mapping[str, Buffer], dims: Mapping[str, i
                 name = step.name_of(operand)
                 alive[name] = (alive.get(name, (index, index))[0], index)
     sizes: list[int] = []
-    free_from: list[int] = []
+    taken: list[tuple[int, int]] = []  # a heap of (last call, slot)
+    free: list[tuple[int, int]] = []  # sorted (size, slot)
     chosen: dict[str, int] = {}
     for name, (first, last) in sorted(alive.items(), key=lambda entry: entry[1][0]):
+        while taken and taken[0][0] < first:
+            slot = heapq.heappop(taken)[1]
+            bisect.insort(free, (sizes[slot], slot))
         need = _aligned(math.prod(_numbers(buffers[name].shape, dims)))
-        free = [slot for slot in range(len(sizes)) if free_from[slot] <= first]
-        holding = [slot for slot in free if sizes[slot] >= need]
-        if holding:
-            slot = min(holding, key=lambda slot: (sizes[slot], slot))
+        holding = bisect.bisect_left(free, (need, 0))
+        if holding < len(free):
+            slot = free.pop(holding)[1]
         elif free:
-            slot = max(free, key=lambda slot: (sizes[slot], -slot))
+            slot = free.pop(bisect.bisect_left(free, (free[-1][0], 0)))[1]
             sizes[slot] = need
         else:
             slot = len(sizes)
             sizes.append(need)
-            free_from.append(0)
-        free_from[slot] = last + 1
+        heapq.heappush(taken, (last, slot))
         chosen[name] = slot
     rank = {
         slot: place
