@@ -21,7 +21,7 @@ from posttrainllm.config import (
     replace,
 )
 from posttrainllm.control import initial_values
-from posttrainllm.engines.base import Engine, TooLarge
+from posttrainllm.engines.base import Engine, TooLarge, check_memory, copied_bytes
 from posttrainllm.errors import EngineError
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
@@ -35,12 +35,13 @@ def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.f
     ``dtype`` float64 is for proofs and exists on numpy and torch. Raises: EngineError when it cannot run here.
     """
     name = resolve(config.engine)
-    if name == "torch":
-        from posttrainllm.torch_engine import TorchEngine
-
-        return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
-    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
     try:
+        check_memory(name, least_bytes(config))
+        if name == "torch":
+            from posttrainllm.torch_engine import TorchEngine
+
+            return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
+        programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
         return _program_engine(name, config.engine, programs, dims, dtype)
     except TooLarge as error:
         raise EngineError(error.message, _what_fits(error.allowed)) from None
@@ -53,8 +54,12 @@ def inference_engine(
     batch: int = 1,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> Engine:
-    """An engine for generating and evaluating ``batch`` rows at a time, without gradients and moments."""
+    """An engine for generating and evaluating ``batch`` rows at a time, without gradients and moments.
+
+    Raises: EngineError when it cannot run here.
+    """
     name = resolve(engine)
+    check_memory(name, 4 * model.parameters())  # before a plan of absurd sizes takes its time
     if name == "torch":
         from posttrainllm.torch_engine import TorchEngine
 
@@ -74,6 +79,16 @@ def resolve(engine: EngineConfig) -> str:
             f"engine {name!r} is not part of this version", f"there are {', '.join(BUILT)}"
         )
     return name
+
+
+def least_bytes(config: TrainConfig) -> int:
+    """Bytes that training takes on any engine, without a plan, which for absurd sizes takes its time.
+
+    Weights and moments are copied to save them; a batch has ids, positions and indices and leaves at least its residual streams.
+    """
+    model = config.model
+    rows = config.data.batch_size * model.n_ctx
+    return 4 * (3 * model.parameters() + rows * (4 + model.n_layer * model.n_embd))
 
 
 def initial_parameters(model: GPTConfig, seed: int) -> dict[str, NDArray[np.float32]]:
@@ -96,11 +111,15 @@ def _what_fits(nbytes: int) -> str:
     for preset in PRESETS:
         config = load_config(preset)
         sets = training_programs(config.model, config.optimizer, config.data.batch_size)
-        planned[preset] = make_plan(*sets).nbytes
+        plan = make_plan(*sets)
+        planned[preset] = plan.nbytes + copied_bytes(plan)
     fitting = [preset for preset, size in planned.items() if size <= nbytes]
     if not fitting:
         return "no preset needs so little; close other programs"
-    return f"the largest preset that fits is {max(fitting, key=planned.__getitem__)}"
+    largest = max(fitting, key=planned.__getitem__)
+    return (
+        f"the largest preset that fits is {largest}; a smaller --batch-size or --n-ctx needs less"
+    )
 
 
 def _program_engine(

@@ -29,6 +29,7 @@ from posttrainllm.engines.base import (
     StepResult,
     StepScalars,
     Tensors,
+    check_memory,
 )
 from posttrainllm.errors import EngineError
 from posttrainllm.machine import available_threads, processor_name
@@ -68,7 +69,8 @@ class TorchEngine:
     ) -> None:
         """Allocate the model; its values come with ``load``.
 
-        Raises: EngineError where the device is not there or cannot do the dtype.
+        Raises: EngineError where the device is not there or cannot do the dtype, TooLarge where
+        memory is short.
         """
         chosen, reason = _choose_device(device)
         if chosen == "mps" and dtype == "float64":
@@ -80,6 +82,10 @@ class TorchEngine:
             "float32": (torch.float32, 4),
             "float64": (torch.float64, 8),
         }[dtype]
+        if (
+            chosen == "cpu"
+        ):  # CUDA and MPS have memory of their own and say themselves when it is used up
+            check_memory(self.name, self._needed())
         with torch.device("meta"):
             self.module = GPT(config.model).eval()
         self._optimizer = ArenaAdamW(
@@ -108,6 +114,12 @@ class TorchEngine:
         """Memory of a training step: four arenas exactly, what autograd keeps by a formula."""
         rows = self.config.data.batch_size * self.config.model.n_ctx
         return self._optimizer.nbytes + saved_numbers(self.config.model, rows) * self._itemsize
+
+    def _needed(self) -> int:
+        """What is taken here and while training, with the copies of the state of a checkpoint."""
+        rows = self.config.data.batch_size * self.config.model.n_ctx
+        arenas = (4 + 3) * self.config.model.parameters()
+        return (arenas + saved_numbers(self.config.model, rows)) * self._itemsize
 
     def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
         """See ``Engine.load``; arrays of any float type are taken.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from posttrainllm.control import token_index
 from posttrainllm.errors import EngineError
+from posttrainllm.machine import available_memory
 from posttrainllm.ops import CLIP, SCALARS
 from posttrainllm.plan import ARENAS, BoundCall, Place, Plan, make_plan
 from posttrainllm.program import Program
@@ -35,8 +36,26 @@ class TooLarge(EngineError):
 
     def __init__(self, engine: str, needed: int, allowed: int) -> None:
         """Say both numbers in bytes."""
-        super().__init__(f"{engine} needs {needed:,} bytes of memory and may take {allowed:,} here")
+        super().__init__(
+            f"{engine} needs {needed:,} bytes of memory and may take {allowed:,} here",
+            "close other programs, or use a smaller model",
+        )
         self.needed, self.allowed = needed, allowed
+
+
+def check_memory(engine: str, needed: int) -> None:
+    """Refuse what this machine does not have, before it is taken: asked afterwards, the system ends the process instead.
+
+    Raises: TooLarge.
+    """
+    allowed = available_memory()
+    if 0 < allowed < needed:
+        raise TooLarge(engine, needed, allowed)
+
+
+def copied_bytes(plan: Plan) -> int:
+    """Bytes of what ``Engine.load`` takes and ``Engine.state`` gives back."""
+    return sum(r.nbytes for r in plan.regions.values() if r.name.startswith(("param.", "adam.")))
 
 
 @dataclass(frozen=True)
@@ -185,6 +204,10 @@ class ProgramEngine(ABC):
     def close(self) -> None:
         """Free what the engine holds."""
         self._prepared.clear()
+
+    def check_memory(self, nbytes: int) -> None:
+        """Before taking ``nbytes``: are they there, with the copies of the state that loading and saving take? Raises: TooLarge."""
+        check_memory(self.name, nbytes + copied_bytes(self.plan))
 
     # ---- running programs ---------------------------------------------------------------------------------------------------------
 

@@ -116,7 +116,10 @@ class CppEngine(ProgramEngine):
         threads: int = 0,
         build: str = "",
     ) -> None:
-        """Plan the programs, load the library and take the memory, the kernels' workspace included."""
+        """Plan the programs, load the library and take the memory, the kernels' workspace included.
+
+        Raises: TooLarge when this machine does not have it.
+        """
         super().__init__(programs, dims)
         self.build = choose_build(build)
         self.threads = threads or available_threads()
@@ -131,13 +134,8 @@ class CppEngine(ProgramEngine):
             needed = self._library.posttrain_workspace(table.ctypes.data, len(table), self.threads)
             workspace = max(workspace, needed)
         self._workspace = -(-end // PAGE) * PAGE
-        try:
-            self._memory = aligned_memory(self._workspace + workspace)
-        except MemoryError as error:
-            need = (self._workspace + workspace) / 2**30
-            raise EngineError(
-                f"this run needs {need:.1f} GiB of memory, more than there is"
-            ) from error
+        self.check_memory(self._workspace + workspace)
+        self._memory = aligned_memory(self._workspace + workspace)
 
     @property
     def info(self) -> dict[str, str | int]:

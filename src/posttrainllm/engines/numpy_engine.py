@@ -16,6 +16,10 @@ from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
 
+TEMPORARIES = (
+    6  # arrays of the size of its largest operand that an op of ``numpy_ops.py`` holds at once
+)
+
 Prepared = list[tuple[Any, list[Array | None], dict[str, float]]]
 
 
@@ -31,13 +35,26 @@ class NumpyEngine(ProgramEngine):
         *,
         dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
-        """Plan the programs and take the memory."""
+        """Plan the programs and take the memory. Raises: TooLarge when this machine does not have it."""
         super().__init__(programs, dims)
         self.dtype = dtype
+        self.check_memory((self.plan.nbytes + self._temporaries()) * np.dtype(dtype).itemsize // 4)
         self._memory = {
             region.name: np.zeros(region.elements, dtype if region.dtype == "f32" else np.int32)
             for region in self.plan.regions.values()
         }
+
+    def _temporaries(self) -> int:
+        """Bytes that numpy takes inside the largest op, in float32: a few arrays like its operands, and all scores of an attention."""
+        largest = 0
+        for name in self.plan.programs:
+            for call in self.plan.bind(name):
+                operands = max(place.elements for place in call.operands if place is not None)
+                if call.op in ("attention_forward", "attention_backward"):
+                    size = dict(zip(OPS[call.op].sizes, call.sizes, strict=True))
+                    operands = max(operands, size["B"] * size["H"] * size["T"] ** 2)
+                largest = max(largest, operands)
+        return TEMPORARIES * 4 * largest
 
     @property
     def info(self) -> dict[str, str | int]:
