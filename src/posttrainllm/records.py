@@ -32,6 +32,11 @@ class Records:
         self._descriptor: int | None = None
         self._end = 0
 
+    @property
+    def exists(self) -> bool:
+        """Whether a line was ever added."""
+        return self.path.exists()
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line; NaN and infinite numbers become null, since JSON has neither.
 

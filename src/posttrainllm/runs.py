@@ -105,6 +105,12 @@ class Run:
         """
         return RunLock(self.path)
 
+    def remove_if_empty(self) -> None:
+        """Remove a run in which nothing was trained: no line, no checkpoint, and nobody at work in it."""
+        empty = not list_checkpoints(self.checkpoints) and not self.metrics.exists
+        if empty and not is_locked(self.path):
+            remove(self.path)
+
     def start_from(self, step: int) -> None:
         """Make the folder that of a run at ``step``: nothing beyond it, nothing half-written.
 

@@ -78,7 +78,7 @@ def new_trainer(
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
     run = create_run(runs_dir, config, name)
-    return Trainer(config, corpus, ByteTokenizer(), run, observer or Silent())
+    return Trainer(config, corpus, ByteTokenizer(), run, observer or Silent(), made_here=True)
 
 
 def resumed_trainer(

@@ -42,10 +42,9 @@ from posttrainllm.writing import Verdict, verdict
 def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator[Batch]:
     """The micro-batches of a step; together they hold the same rows however the step is cut."""
     size, n_ctx = config.data.batch_size, config.model.n_ctx
-    rows = size * config.data.accumulation
-    offsets = batch_offsets(config.training.seed, step, rows, 0, corpus.positions(n_ctx))
-    for start in range(0, rows, size):
-        yield Batch(*corpus.windows(offsets[start : start + size], n_ctx))
+    seed, high = config.training.seed, corpus.positions(n_ctx)
+    for first in range(0, size * config.data.accumulation, size):
+        yield Batch(*corpus.windows(batch_offsets(seed, step, size, 0, high, first), n_ctx))
 
 
 def train_step(engine: Engine, corpus: Corpus, config: TrainConfig, step: int) -> float:
@@ -77,6 +76,7 @@ class Trainer:
     run: Run
     observer: Observer = field(default_factory=Silent)
     resumed: Checkpoint | None = None
+    made_here: bool = False  # the run's folder: then it goes when nothing comes of it
 
     def __post_init__(self) -> None:
         """Check what can be checked before memory is taken."""
@@ -94,8 +94,17 @@ class Trainer:
     def train(self) -> Outcome:
         """Train to the last step, or until the user stops it; either way the state is saved.
 
-        Raises: TrainingError, CheckpointError or EngineError; what the disk holds then is a run that can be resumed.
+        Raises: TrainingError, CheckpointError or EngineError. What the disk holds then is a run that can be resumed; a new run without
+        a first line leaves nothing.
         """
+        try:
+            return self._open_and_train()
+        except BaseException:
+            if self.made_here:
+                self.run.remove_if_empty()
+            raise
+
+    def _open_and_train(self) -> Outcome:
         config, loop = self.config, self.config.training
         saves = 1 + (loop.steps // loop.checkpoint_every if loop.checkpoint_every else 0)
         check_space(
@@ -129,7 +138,9 @@ class Trainer:
     def _still_newest(self) -> None:
         """Refuse to go on from an older checkpoint: named by hand, or overtaken by another process before the lock was ours."""
         newest = max(map(step_of, list_checkpoints(self.run.checkpoints)), default=0)
-        damaged = bool(self.resumed and self.resumed.notices)  # then the newest one was passed over on purpose
+        damaged = bool(
+            self.resumed and self.resumed.notices
+        )  # then the newest one was passed over on purpose
         if newest > self.step and not damaged:
             raise CheckpointError(
                 f"run {self.run.name} has a checkpoint of step {newest}, beyond step {self.step}",
@@ -140,8 +151,8 @@ class Trainer:
         self.observer.started(self._start())
         loop = self.config.training
         self._began = time.monotonic()
-        self._aside = self._aside_logged = 0.0
-        self._logged_at, self._logged_step = self._began, self.step
+        self._aside = self._aside_taken = 0.0
+        self._taken_at = self._began
         pending: deque[tuple[int, float]] = deque()
         while self.step < loop.steps and not stop.requested:
             self.step += 1
@@ -149,18 +160,15 @@ class Trainer:
                 (self.step, train_step(self.engine, self.corpus, self.config, self.step))
             )
             last = self.step == loop.steps
-            due = last or self.step % loop.log_every == 0 or self._due(loop.eval_every)
-            wait = due or self._due(loop.sample_every) or self._due(loop.checkpoint_every)
-            for result in self.engine.results(wait=wait):
-                step, lr = pending.popleft()
-                self._check(step, result)
-                self.losses.append(result.loss)
-                if due and step == self.step:
-                    self._log(result, lr, last)
+            stands = last or any(
+                map(self._due, (loop.eval_every, loop.sample_every, loop.checkpoint_every))
+            )
+            self._take(self.engine.results(wait=stands), pending)
             if self._due(loop.sample_every) or last:
                 self._set_aside(self._sample)
             if self._due(loop.checkpoint_every) and not last:
                 self._set_aside(self._save)
+        self._take(self.engine.results(wait=True), pending)
         finished = self.step >= loop.steps
         folder = self.journal.last_checkpoint(self.engine, self._state, stop)
         self.observer.saved(self.step, folder)
@@ -244,18 +252,32 @@ class Trainer:
             f"{kept}; try a lower --learning-rate (it is {self.config.schedule.learning_rate:g}) or a longer warm-up",
         )
 
-    def _log(self, result: StepResult, lr: float, last: bool) -> None:
+    def _take(self, results: list[StepResult], pending: deque[tuple[int, float]]) -> None:
+        """Look at results as they come: one a step, or several at once from an engine that nobody waits for."""
+        if not results:
+            return
         now = time.monotonic()
-        seconds = (now - self._logged_at) - (self._aside - self._aside_logged)
-        steps = self.step - self._logged_step
-        self._logged_at, self._logged_step, self._aside_logged = now, self.step, self._aside
+        seconds = (now - self._taken_at) - (self._aside - self._aside_taken)
+        self._taken_at, self._aside_taken = now, self._aside
         rows = self.config.data.batch_size * self.config.data.accumulation
-        speed = steps * rows * self.config.model.n_ctx / max(seconds, 1e-9)
+        speed = len(results) * rows * self.config.model.n_ctx / max(seconds, 1e-9)
+        for result in results:
+            step, lr = pending.popleft()
+            self._check(step, result)
+            self.losses.append(result.loss)
+            self._log(step, result, lr, speed)
+
+    def _log(self, step: int, result: StepResult, lr: float, speed: float) -> None:
+        """Write a line of metrics where one is due; evaluations are due at the newest step alone, when nothing is pending."""
+        loop, last = self.config.training, step == self.config.training.steps
         self._val_loss = None
-        if (last or self._due(self.config.training.eval_every)) and len(self.corpus.val):
-            self._set_aside(lambda: self._evaluate(last))
+        if last or (loop.eval_every > 0 and step % loop.eval_every == 0):
+            if len(self.corpus.val):
+                self._set_aside(lambda: self._evaluate(last))
+        elif step % loop.log_every:
+            return
         record = Record(
-            self.step, result.loss, self._val_loss, lr, result.grad_norm, speed, self._elapsed()
+            step, result.loss, self._val_loss, lr, result.grad_norm, speed, self._elapsed()
         )
         self.journal.append("metrics", asdict(record))
         self.observer.stepped(record)
