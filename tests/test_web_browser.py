@@ -65,7 +65,7 @@ def test_every_build_has_the_bits_of_python(page: Any) -> None:
 @pytest.mark.parametrize("preset", GOLDEN)
 def test_the_loss_curve_is_the_golden_one(page: Any, preset: str, threads: int) -> None:
     golden = np.array(GOLDEN[preset]["losses"])
-    got = train(page, golden_job(preset, threads=threads))
+    got = train(page, golden_job(preset, steps=len(golden), threads=threads))
     assert got["info"]["threads"] == threads
     drift = np.abs(np.array(got["losses"]) - golden) / golden
     assert drift[:10].max() <= LOSS_TO_STEP_10["native"]

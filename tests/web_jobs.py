@@ -31,9 +31,8 @@ def training_text(path: Path) -> None:
     path.write_bytes(np.asarray(corpus().train, np.uint8).tobytes())
 
 
-def golden_job(preset: str, *, threads: int) -> dict[str, Any]:
-    """The run of the golden curve of a preset."""
-    steps = len(GOLDEN[preset]["losses"])
+def golden_job(preset: str, *, steps: int, threads: int) -> dict[str, Any]:
+    """The run of the golden curve of a preset, or its beginning."""
     return _job(golden_config(preset, "wasm"), steps=steps, threads=threads)
 
 

@@ -18,7 +18,7 @@ from posttrainllm.corpus import open_corpus
 from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.trainer import train_step
 
-CURVES = {"tiny": 200, "small": 20}  # preset: steps
+CURVES = {"tiny": 200, "small": 200}  # preset: steps
 # At the presets' own rate of 3e-3 training amplifies rounding: float32 drifts 6e-5 from float64 in 200 steps of tiny, and float64 itself
 # answers a change of its weights by 3e-8 with 1e-6. At 1e-3 float32 drifts 8e-8, and a difference between engines is the engines' own.
 LEARNING_RATE = 1e-3
