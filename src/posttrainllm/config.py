@@ -63,6 +63,9 @@ FORMAT = 1
 """Version of the TOML and JSON forms. A reader refuses a newer one and keeps reading older ones."""
 
 
+MAX_TOML = 1 << 20  # characters; /dev/zero and a text given by mistake have more
+
+
 def load_config(
     preset: str | None = None,
     file: str | os.PathLike[str] | None = None,
@@ -240,7 +243,7 @@ def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
     name = os.fspath(file)
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
-            text = stream.read()
+            text = stream.read(MAX_TOML + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -248,6 +251,11 @@ def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{name} is not UTF-8 text: byte {error.start} is {byte:#04x}") from None
     except ValueError:
         raise ConfigError(f"{show(name)} is not the name of a file") from None
+    if len(text) > MAX_TOML:
+        raise ConfigError(
+            f"{name} has more than {MAX_TOML:,} characters, too many for a configuration",
+            "the text to train on is given without --config",
+        )
     return _parse_toml(text, name)
 
 

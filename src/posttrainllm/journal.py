@@ -35,16 +35,15 @@ class Journal:
         self._notice = notice
         self._files = {"metrics": run.metrics, "samples": run.samples}
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []
+        self._failing = False  # and the user knows
 
     def append(self, file: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics`` or ``samples``; when that fails, say so once and keep it for later."""
-        was_fine = not self._waiting
         self._waiting.append((file, record))
         try:
             self._flush()
         except CheckpointError as error:
-            if was_fine:
-                self._notice(f"{error.message}; training goes on and keeps the lines; {error.hint}")
+            self._fail(f"{error.message}; training goes on and keeps the lines; {error.hint}")
 
     def _flush(self) -> None:
         while self._waiting:
@@ -74,6 +73,7 @@ class Journal:
             keep=trainer_state.config.training.keep_checkpoints,
             keep_best=True,
         )
+        self._failing = False
         return self.saved
 
     def checkpoint_or_notice(
@@ -83,8 +83,14 @@ class Journal:
         try:
             return self.checkpoint(engine, state)
         except CheckpointError as error:
-            self._notice(f"{error.message}; training goes on; {error.hint}")
+            self._fail(f"{error.message}; training goes on; {error.hint}")
             return None
+
+    def _fail(self, message: str) -> None:
+        """Tell of the first of several failures in a row: on a full disk, every line and every checkpoint fails."""
+        if not self._failing:
+            self._notice(message)
+        self._failing = True
 
     def last_checkpoint(
         self,

@@ -143,7 +143,7 @@ def create_run(runs_dir: Path, config: TrainConfig, name: str | None = None) -> 
         raise write_error("create a run", runs_dir, error) from None
     try:
         run.write_config(config)
-    except CheckpointError:
+    except BaseException:
         remove(run.path)  # nothing is in it
         raise
     return run

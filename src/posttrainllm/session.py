@@ -30,8 +30,8 @@ from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
 from posttrainllm.evaluate import Evaluation, evaluate
 from posttrainllm.generate import write_text
 from posttrainllm.observer import Observer, Silent
+from posttrainllm.runs import CONFIG_FILE, create_run, resolve_run
 from posttrainllm.runs import Run as RunFolder
-from posttrainllm.runs import create_run, resolve_run
 from posttrainllm.samples import Samples
 from posttrainllm.textfiles import STANDARD_INPUT
 from posttrainllm.tokenizer import ByteTokenizer, Tokenizer
@@ -99,12 +99,22 @@ def resumed_trainer(
     path = resolve_run(name, runs_dir)
     if _has_no_checkpoint(path):
         return _from_the_start(path, changes or {}, allow_change=allow_change, observer=watcher)
+    if (path / CONFIG_FILE).is_file() and not RunFolder(path).checkpoints.is_dir():
+        raise CheckpointError(
+            f"run {path} has lost its folder of checkpoints", "put it back, or start a new run"
+        )
     checkpoint = read_checkpoint(path)
     for notice in checkpoint.notices:
         watcher.noticed(notice)
     if checkpoint.state is None:
         raise CheckpointError(
             f"{path} holds a model without training state", "start a new run instead"
+        )
+    run = RunFolder(path if (path / "checkpoints").is_dir() else path.resolve().parent.parent)
+    if checkpoint.path.resolve().parent != run.checkpoints.resolve():
+        raise CheckpointError(
+            f"{path} is a checkpoint outside of a run, and training goes on inside one",
+            "put it into the folder checkpoints/ of a run, under the name that it had",
         )
     config = changed(
         checkpoint.state.config, changes or {}, allow_change=allow_change, observer=watcher
@@ -116,7 +126,6 @@ def resumed_trainer(
         )
     config = _same_build(config, checkpoint, watcher)
     corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
-    run = RunFolder(path if (path / "checkpoints").is_dir() else path.parent.parent)
     return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
 
 
@@ -229,13 +238,15 @@ class Model:
 
         ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all.
 
-        Raises: CorpusError when there is no validation part, or the run's text is no longer what it was.
+        Raises: ConfigError for a number below 0; CorpusError when there is no validation part, or the run's text is no longer what it was.
         """
         state = self.checkpoint.state
         config = load_config() if state is None else state.config
         sizes = {f"model.{key}": value for key, value in self.config.model_dump().items()}
         if samples is not None:
             sizes["training.verdict_samples"] = samples
+        if windows:  # 0 is all, and no setting of a run
+            sizes["training.final_windows"] = windows
         config = replace(config, sizes)
         corpus = open_corpus(
             sources or config.data.corpus,
@@ -274,7 +285,8 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Continue a prompt and give the new text in pieces."""
+        """Continue a prompt and give the new text in pieces. Raises: ConfigError."""
+        replace(load_config(), {"training.seed": seed})  # one range for every seed
         return write_text(
             self.engine,
             self.config.n_ctx,

@@ -144,6 +144,10 @@ def write_error(
             f"{line}no permission to write there",
             "change its permissions, or use another --runs-dir",
         )
+    if error.errno == errno.EEXIST:
+        return CheckpointError(
+            f"{line}something that is no folder has that name", "use another --runs-dir"
+        )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointError(
             f"{line}the folder is gone", "it was moved or removed: put it back, or use another one"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from posttrainllm.errors import CorpusError
+from posttrainllm.settings import show
 
 PIECE = 1 << 20  # bytes read at a time
 
@@ -123,8 +124,12 @@ def find_files(sources: Sequence[str]) -> list[TextFile]:
             files.append(TextFile(None, 0, 0, regular=False))
             continue
         path = _absolute(source)
+        _check_name(path)
         if stat.S_ISDIR(_status(path).st_mode):
-            files.extend(_describe(member, found=True) for member in _text_files_in(path))
+            members = _text_files_in(path)
+            for member in members:
+                _check_name(member)
+            files.extend(_describe(member, found=True) for member in members)
         else:
             files.append(_describe(path, found=False))
     seen: set[Path | None] = set()
@@ -137,6 +142,17 @@ def find_files(sources: Sequence[str]) -> list[TextFile]:
             )
         seen.add(identity)
     return files
+
+
+def _check_name(path: Path) -> None:
+    """A run writes down where its text is, and what it writes is UTF-8."""
+    try:
+        os.fspath(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CorpusError(
+            f"the file name {show(os.fspath(path))} is not text in this locale",
+            "set LC_ALL=C.UTF-8, rename the file, or pipe it in: - reads standard input",
+        ) from None
 
 
 def _text_files_in(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ What this is not: logic. Whatever a command does can be done from Python through
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -65,6 +66,9 @@ lab.register(app)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  stays open
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? for a character
             stream.reconfigure(errors="replace")
