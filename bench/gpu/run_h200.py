@@ -1,283 +1,310 @@
-"""Checks and times the webgpu engine on a GPU, in one run on a bare machine; writes one JSON file a part.
+"""Checks and times the webgpu engine on a GPU, in one run on a bare machine; writes one JSON file, and records of bench/results' form.
 
-    python bench/gpu/run_h200.py --out FOLDER [--parts info,parity,steps,profile,tune,products] [--presets tiny,small,...]
+    python bench/gpu/run_h200.py --out FOLDER [--parts info,checks,parity,...] [--presets small,medium,...]
 
-parity    losses of webgpu against the cpp engine (numpy where it is not built), same weights and batches
-steps     wall time of a training step, nothing read back between
-profile   GPU time of a step, dispatch by dispatch
-tune      GPU time of every variant of every call of a step that has several
-products  matrix products alone, with and without the run-time checks of a browser
+info       adapter, limits, features
+checks     self-check, a NaN that must not reach the weights, an adapter that is not there
+parity     losses of webgpu against the cpp engine, same weights and batches
+steps      wall time of training steps in turns with PyTorch (eager, CUDA graph, compiled TF32 + CUDA graph)
+memory     2,000 steps at small: memory and speed at the end against the beginning
+attention  time and memory by length
+profile    GPU time of a step, dispatch by dispatch
+tune       GPU time of every variant of every call of a step
+products   matrix products alone, with and without the run-time checks of a browser
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
-from collections import defaultdict
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_probes
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+from gpu_common import batches, engine, fast_parameters, reference, train
 
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engine_choice import initial_parameters
-from posttrainllm.engines.base import Batch, ProgramEngine, StepScalars
+from posttrainllm.engines.base import StepScalars
 from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
-from posttrainllm.engines.webgpu_dispatch import DispatchTable, choice_key
-from posttrainllm.engines.webgpu_engine import WebGpuEngine
-from posttrainllm.engines.webgpu_memory import GpuMemory
-from posttrainllm.engines.webgpu_recorder import Recorder
-from posttrainllm.engines.webgpu_timing import seconds
-from posttrainllm.model import training_programs
-from posttrainllm.plan import BoundCall, Place, Plan, Region
+from posttrainllm.errors import EngineError
+from posttrainllm.lab.benchmark_record import make_record, write_record
+from posttrainllm.lab.cost import step_bytes, step_flops, tokens_per_step
+from posttrainllm.selfcheck import self_check
 
-PARITY = ("tiny", "small", "medium", "large", "xl")
-STEPS = ("tiny", "small", "medium", "large", "xl", "huge", "mega", "massive", "behemoth")
-
-
-def text() -> np.ndarray[Any, Any]:
-    """TinyShakespeare's bytes, or something with its statistics where the file is missing."""
-    path = Path(__file__).parents[2] / "src/posttrainllm/data/tinyshakespeare.txt"
-    if path.is_file():
-        return np.frombuffer(path.read_bytes(), np.uint8)
-    words = np.random.default_rng(1).integers(97, 123, 1 << 20).astype(np.uint8)
-    return words
+PARITY = ("small", "medium", "large", "xl")
+STEPS = ("small", "medium", "large", "xl", "huge", "massive", "mega", "behemoth")
+COMPILED = ("small", "medium", "large", "xl")  # torch.compile takes up to a minute a preset
+ROUNDS = 12
+BEGAN = time.monotonic()
+GIVEN = argparse.Namespace()
 
 
-def batches(config: TrainConfig, seed: int = 0) -> Any:
-    """Endless batches of the text."""
-    tokens, random = text(), np.random.default_rng(seed)
-    batch, time_ = config.data.batch_size, config.model.n_ctx
-    while True:
-        at = random.integers(0, len(tokens) - time_ - 1, batch)
-        rows = tokens[at[:, None] + np.arange(time_ + 1)].astype(np.int32)
-        rows %= config.model.n_vocab
-        yield Batch(rows[:, :-1], rows[:, 1:])
+def within(seconds: float) -> bool:
+    """Whether so many seconds are left of the time given on the command line."""
+    return time.monotonic() - BEGAN + seconds < GIVEN.seconds
 
 
-def engine(config: TrainConfig, **more: Any) -> WebGpuEngine:
-    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
-    return WebGpuEngine(programs, dims, **more)
+# ---- parity, checks ------------------------------------------------------------------------------
 
 
-def reference(config: TrainConfig) -> ProgramEngine:
-    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
-    try:
-        from posttrainllm.engines.cpp_engine import CppEngine
-
-        return CppEngine(programs, dims)
-    except Exception as error:
-        print(f"no cpp engine ({error}); numpy instead", flush=True)
-        from posttrainllm.engines.numpy_engine import NumpyEngine
-
-        return NumpyEngine(programs, dims)
-
-
-def train(what: ProgramEngine, config: TrainConfig, steps: int) -> list[tuple[float, float]]:
-    what.load(initial_parameters(config.model, 1))
-    scale = 1.0 / (config.data.batch_size * config.model.n_ctx)
-    source = batches(config)
-    found = []
-    for step in range(1, steps + 1):
-        rate = 1e-3 * min(1.0, step / 20)
-        what.gradients(next(source), inv_count=scale, first=True)
-        what.update(StepScalars(rate, 1 - 0.9**step, 1 - 0.95**step))
-        found += [(result.loss, result.grad_norm) for result in what.results(wait=False)]
-    found += [(result.loss, result.grad_norm) for result in what.results()]
-    return found
-
-
-def parity(presets: list[str], steps: int) -> dict[str, Any]:
+def parity(presets: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for preset in presets:
         config = load_config(preset)
         gpu, cpu = engine(config), reference(config)
         began = time.perf_counter()
-        ours = np.array(train(gpu, config, steps))
+        ours = np.array(train(gpu, config, GIVEN.parity_steps))
         middle = time.perf_counter()
-        theirs = np.array(train(cpu, config, steps))
+        theirs = np.array(train(cpu, config, GIVEN.parity_steps))
         drift = np.abs(ours[:, 0] - theirs[:, 0]) / np.abs(theirs[:, 0])
         found[preset] = {
-            "reference": cpu.info, "steps": steps, "drift_10": float(drift[:10].max()),
+            "reference": cpu.info, "steps": GIVEN.parity_steps, "drift_10": float(drift[:10].max()),
             "drift_50": float(drift[:50].max()), "drift_all": float(drift.max()),
             "losses": [ours[0, 0], ours[-1, 0]], "reference_losses": [theirs[0, 0], theirs[-1, 0]],
-            "seconds": [middle - began, time.perf_counter() - middle],
+            "seconds": [middle - began, time.perf_counter() - middle], "engine": gpu.info,
         }  # fmt: skip
-        print("parity", preset, json.dumps(found[preset]), flush=True)
+        row = {key: value for key, value in found[preset].items() if key != "engine"}
+        print("parity", preset, json.dumps(row), flush=True)
         gpu.close()
         cpu.close()
     return found
 
 
-def steps_of(presets: list[str]) -> dict[str, Any]:
+def checks() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for preset in presets:
-        config = load_config(preset)
-        try:
-            began = time.perf_counter()
-            gpu = engine(config)
-            gpu.load(initial_parameters(config.model, 1) if preset != "behemoth" else _fast(gpu))
-            source = [next(batches(config, seed)) for seed in range(8)]
-            scale = 1.0 / (config.data.batch_size * config.model.n_ctx)
-
-            def step(
-                index: int, gpu: Any = gpu, source: Any = source, scale: float = scale
-            ) -> None:
-                gpu.gradients(source[index % 8], inv_count=scale, first=True)
-                gpu.update(StepScalars(1e-4, 0.1, 0.05))
-                gpu.results(wait=False)
-
-            step(0)
-            gpu.results()
-            first = time.perf_counter() - began
-            for index in range(10):
-                step(index)
-            gpu.results()
-            times, host = [], []
-            for _ in range(10):
-                count = 20 if preset != "behemoth" else 3
-                began = time.perf_counter()
-                for index in range(count):
-                    step(index)
-                host.append((time.perf_counter() - began) / count)
-                losses = gpu.results()
-                times.append((time.perf_counter() - began) / count)
-            dispatches = sum(len(gpu._prepared[key].dispatches) for key in gpu._prepared)
-            found[preset] = {
-                "ms": 1e3 * statistics.median(times), "ms_min": 1e3 * min(times), "ms_max": 1e3 * max(times),
-                "host_ms": 1e3 * statistics.median(host), "first_step_s": first, "dispatches": dispatches,
-                "loss": losses[-1].loss, "nbytes": gpu.nbytes,
-            }  # fmt: skip
-            gpu.close()
-        except Exception as error:
-            found[preset] = {"error": f"{type(error).__name__}: {error}"}
-        print("steps", preset, json.dumps(found[preset]), flush=True)
+    config = load_config("tiny")
+    gpu = engine(config)
+    params = initial_parameters(config.model, 1)
+    gpu.load({**params, "wte.weight": np.full_like(params["wte.weight"], np.nan)})
+    source = batches(config)
+    gpu.gradients(next(source), inv_count=1 / 512, first=True)
+    gpu.update(StepScalars(1e-3, 0.1, 0.05))
+    result = gpu.results()[0]
+    after = gpu.state().params["h.0.attn.c_attn.weight"]
+    found["a NaN is seen"] = not result.finite
+    found["a NaN leaves the weights"] = bool(
+        np.array_equal(after, params["h.0.attn.c_attn.weight"])
+    )
+    gpu.close()
+    try:
+        choose_adapter("no such adapter")
+    except EngineError as error:
+        found["a missing adapter"] = f"{error.message}; {error.hint}"
+    began = time.perf_counter()
+    found["self-check"] = self_check(choose_adapter()) or "passed"
+    found["self-check_s"] = time.perf_counter() - began
+    again = [train(engine(config), config, 20) for _ in range(2)]
+    found["two runs are bit-identical"] = again[0] == again[1]
+    print("checks", json.dumps(found, default=str), flush=True)
     return found
 
 
-def _fast(gpu: WebGpuEngine) -> dict[str, Any]:
-    """Initial values of a large model, quickly."""
-    random = np.random.default_rng(1)
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+class GpuStep:
+    """A training step of the webgpu engine; kernels by table or by measurement."""
+
+    def __init__(self, config: TrainConfig, tuned: bool) -> None:
+        self.gpu = engine(config, tuned=tuned)
+        fast = config.preset in ("behemoth", "massive", "mega", "huge")
+        params = fast_parameters(self.gpu) if fast else initial_parameters(config.model, 1)
+        self.gpu.load(params)
+        self.scale = 1.0 / tokens_per_step(config)
+        self.last = float("nan")
+
+    def step(self, batch: Any) -> None:
+        self.gpu.gradients(batch, inv_count=self.scale, first=True)
+        self.gpu.update(StepScalars(1e-4, 0.1, 0.05))
+        self._keep(wait=False)
+
+    def wait(self) -> float:
+        self._keep(wait=True)
+        return self.last
+
+    def _keep(self, wait: bool) -> None:
+        for result in self.gpu.results(wait=wait):
+            self.last = result.loss
+
+
+class CudaStep:
+    """A training step of one of the PyTorch baselines."""
+
+    def __init__(self, config: TrainConfig, kind: str) -> None:
+        from torch_baselines import TorchStep
+
+        self.inner = TorchStep(config, kind)
+        self.pinned: dict[int, Any] = {}
+
+    def step(self, batch: Any) -> None:
+        if id(batch) not in self.pinned:
+            self.pinned[id(batch)] = self.inner.pinned(batch.tokens, batch.targets)
+        self.inner.step(*self.pinned[id(batch)])
+
+    def wait(self) -> float:
+        return self.inner.loss()
+
+
+def steps(presets: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for preset in presets:
+        if not within(25):
+            found[preset] = {"skipped": "no time left"}
+            continue
+        config = load_config(preset)
+        source = [next(batches(config, seed)) for seed in range(8)]
+        makers: dict[str, Callable[[], GpuStep | CudaStep]] = {
+            "webgpu": lambda config=config: GpuStep(config, True),
+            "webgpu table": lambda config=config: GpuStep(config, False),
+            "torch eager": lambda config=config: CudaStep(config, "eager"),
+            "torch graph": lambda config=config: CudaStep(config, "graph"),
+        }
+        if preset in COMPILED and within(80):
+            makers["torch tf32 graph"] = lambda config=config: CudaStep(config, "tf32")
+        running: dict[str, Any] = {}
+        found[preset] = {}
+        for name, make in makers.items():
+            began = time.perf_counter()
+            try:
+                running[name] = make()
+                running[name].step(source[0])
+                running[name].wait()
+                found[preset][name] = {"first_step_s": round(time.perf_counter() - began, 2)}
+            except Exception as error:
+                traceback.print_exc()
+                found[preset][name] = {"error": f"{type(error).__name__}: {error}"}
+                running.pop(name, None)
+        _rounds(config, running, source, found[preset])
+        for name, one in running.items():
+            if isinstance(one, GpuStep):
+                gpu = one.gpu
+                keys = [key for key in gpu._prepared if key[0] in ("gradients", "update")]
+                found[preset][name]["dispatches"] = sum(
+                    len(gpu._prepared[key].dispatches) for key in keys
+                )
+                found[preset][name]["nbytes"] = gpu.nbytes
+                found[preset][name]["info"] = gpu.info
+                gpu.close()
+        running.clear()
+    return found
+
+
+def _rounds(
+    config: TrainConfig, running: dict[str, Any], source: list[Any], found: dict[str, Any]
+) -> None:
+    """Time a few steps of each in turns."""
+    flops = step_flops(config)
+    count = 20 if flops < 2e11 else 8 if flops < 1e12 else 3
+    times: dict[str, list[float]] = {name: [] for name in running}
+    host: dict[str, list[float]] = {name: [] for name in running}
+    losses: dict[str, float] = {}
+    for turn in range(ROUNDS + 2):
+        for name, one in running.items():
+            for index in range(2):
+                one.step(source[index])
+            one.wait()
+            began = time.perf_counter()
+            for index in range(count):
+                one.step(source[index % 8])
+            middle = time.perf_counter()
+            losses[name] = one.wait()
+            ended = time.perf_counter()
+            if turn >= 2:
+                times[name].append(1e3 * (ended - began) / count)
+                host[name].append(1e3 * (middle - began) / count)
+    for name, values in times.items():
+        median = statistics.median(values)
+        found[name] |= {
+            "median_ms": median, "min_ms": min(values), "max_ms": max(values),
+            "host_ms": statistics.median(host[name]), "repeats": len(values), "steps_a_repeat": count,
+            "tokens_per_second": tokens_per_step(config) / median * 1e3, "gflops": flops / median / 1e6,
+            "flops_per_step": flops, "bytes_per_step": step_bytes(config), "loss": losses[name],
+        }  # fmt: skip
+        print(f"steps {config.preset:9s} {name:17s} {median:8.3f} ms  min {min(values):8.3f}  host "
+              f"{found[name]['host_ms']:7.3f}  first {found[name]['first_step_s']:6.2f} s  loss {losses[name]:.4f}",
+              flush=True)  # fmt: skip
+
+
+def keep_records(found: dict[str, Any], out: Path) -> None:
+    """Timings as records, one a system."""
+    systems = {
+        "webgpu": "webgpu", "webgpu table": "webgpu", "torch eager": "torch", "torch graph": "torch",
+        "torch tf32 graph": "torch",
+    }  # fmt: skip
+    for system, name in systems.items():
+        rows = []
+        info: dict[str, Any] = {"device": "cuda", "form": system}
+        for preset, row in found.items():
+            if "median_ms" in row.get(system, {}):
+                kept = {
+                    key: value for key, value in row[system].items() if key not in ("info", "loss")
+                }
+                rows.append({"preset": preset, "engine": name, **kept})
+                info = row[system].get("info", info)
+        if rows:
+            info = {key: value for key, value in info.items() if key != "choices"}
+            record = make_record(
+                "step",
+                "step-h200" + system.removeprefix(name).replace(" ", "-"),
+                engine=name,
+                info=info,
+                config=[load_config(row["preset"]) for row in rows],
+                rows=rows,
+                method={
+                    "warmup": 2,
+                    "repeats": ROUNDS,
+                    "interleaved": list(systems),
+                    "read back": "once a repeat",
+                },
+            )
+            write_record(record, out)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def _memory() -> dict[str, int]:
+    """Resident memory of this process, and memory used on the GPU, in bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    told = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+    ).stdout
     return {
-        name: (0.02 * random.standard_normal(place.shape, np.float32)).astype(np.float32)
-        for name, (_, place) in gpu.plan.layout.items()
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "gpu": int(told.split()[0]) << 20 if told.strip() else 0,
     }
 
 
-def profile(presets: list[str], repeats: int = 20) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for preset in presets:
-        config = load_config(preset)
-        gpu = engine(config)
-        train(gpu, config, 3)
-        total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for name in ("gradients", "update"):
-            items = gpu._prepared[name, ()].dispatches
-            runs = [seconds(gpu.device, [[item] for item in items]) for _ in range(repeats)]
-            for item, value in zip(items, np.median(runs, axis=0), strict=True):
-                entry = total[f"{choice_key(item.work.key)} | {item.variant} | {item.entry}"]
-                entry[0] += 1e6 * value
-                entry[1] += 1
-            whole = [seconds(gpu.device, [list(items)])[0] for _ in range(repeats)]
-            total[f"= {name} in one pass"] = [1e6 * float(np.median(whole)), len(items)]
-        rows = dict(sorted(total.items(), key=lambda row: -row[1][0]))
-        found[preset] = {key: [round(value, 2), count] for key, (value, count) in rows.items()}
-        print("profile", preset, flush=True)
-        for key, (value, count) in list(found[preset].items())[:14]:
-            print(f"  {value:9.1f} us {count:4.0f} x  {key}", flush=True)
-        gpu.close()
-    return found
-
-
-def tune(presets: list[str], repeats: int = 7, inside: int = 8) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for preset in presets:
-        config = load_config(preset)
-        gpu = engine(config)
-        train(gpu, config, 2)
-        found[preset] = {}
-        seen: dict[str, BoundCall] = {}
-        for name in ("gradients", "update"):
-            for call in gpu.plan.bind(name):
-                seen.setdefault(choice_key(call), call)
-        for key, call in seen.items():
-            table = gpu.recorder.table
-            variants = table.candidates(call)
-            if len(variants) < 2:
-                continue
-            rows = {}
-            for variant in variants:
-                table.preferred[key] = variant
-                try:
-                    items = gpu.recorder.record([call]).dispatches
-                    passes = [list(items) * inside for _ in range(repeats)]
-                    rows[variant] = round(
-                        1e6 * float(np.median(seconds(gpu.device, passes))) / inside, 2
-                    )
-                except Exception as error:
-                    rows[variant] = str(error)
-                del table.preferred[key]
-            found[preset][key] = {"default": variants[0], **rows}
-            print("tune", preset, key, json.dumps(found[preset][key]), flush=True)
-        gpu.close()
-    return found
-
-
-def products(checked: bool, sizes: list[int]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    device = GpuDevice(choose_adapter(), checked=checked)
-    for size in sizes:
-        regions = {n: Region(n, "f32", size * size) for n in ("a", "b", "c")}
-        regions["in.scalars"] = Region("in.scalars", "f32", 64)
-        memory = GpuMemory(Plan({}, {}, regions, {}), device)
-        random = np.random.default_rng(0)
-        place = {n: Place(n, 0, (size, size)) for n in "abc"}
-        for name in "ab":
-            memory.write(place[name], random.standard_normal((size, size), np.float32))
-        memory.send_inputs()
-        scalars = Place("in.scalars", 0, (8,))
-        cube = (size, size, size)
-        a, b, c = place["a"], place["b"], place["c"]
-        calls = {
-            "forward": BoundCall("linear_forward", (c, a, b, None), cube, (0.0,)),
-            "backward_input": BoundCall("linear_backward_input", (c, a, b), cube, (0.0, 0.0)),
-            "backward_weight": BoundCall("linear_backward_weight", (c, a, b, scalars), cube, (0.0, 0.0)),
-        }  # fmt: skip
-        wanted = {
-            "forward": lambda x, y: x @ y, "backward_input": lambda x, y: x @ y.T,
-            "backward_weight": lambda x, y: x.T @ y,
-        }  # fmt: skip
-        for kind, call in calls.items():
-            table = DispatchTable(device.limits)
-            for variant in table.candidates(call):
-                if variant.startswith("slices") and size > 1024:
-                    continue
-                recorder = Recorder(
-                    device, memory, DispatchTable(device.limits, {call.op: variant})
-                )
-                items = recorder.record([call]).dispatches
-                inside = 20 if size <= 1024 else 8 if size <= 2048 else 3
-                seconds(device, [list(items)])
-                times = seconds(device, [list(items) * inside for _ in range(10)]) / inside
-                x, y = memory.read(a), memory.read(b)
-                ref = (
-                    wanted[kind](x.astype(np.float64), y.astype(np.float64))
-                    if size <= 1024
-                    else wanted[kind](x, y)
-                )
-                error = float(np.abs(memory.read(c) - ref).max())
-                tflops = 2 * size**3 / float(np.median(times)) / 1e12
-                found[f"{size} {kind} {variant}"] = {"tflops": round(tflops, 2), "max_error": error}
-                print("products", "checked" if checked else "unchecked", size, kind, variant,
-                      f"{tflops:.2f} TFLOP/s, error {error:.2g}", flush=True)  # fmt: skip
-        memory.close()
+def memory(count: int = 2000) -> dict[str, Any]:
+    config = load_config("small")
+    running = GpuStep(config, True)
+    source = [next(batches(config, seed)) for seed in range(8)]
+    marks: dict[int, float] = {}
+    sizes: dict[int, dict[str, int]] = {}
+    for index in range(1, count + 1):
+        running.step(source[index % 8])
+        if index in (10, 210, count - 200, count):
+            running.wait()
+            sizes[index] = _memory() | {"planned": running.gpu.nbytes}
+            marks[index] = time.perf_counter()
+    early, late = 200 / (marks[210] - marks[10]), 200 / (marks[count] - marks[count - 200])
+    found = {
+        "memory": sizes, "steps_per_second": [early, late], "late / early": late / early,
+        "growth": {key: sizes[count][key] - sizes[10][key] for key in sizes[10]},
+    }  # fmt: skip
+    print("memory", json.dumps(found), flush=True)
+    running.gpu.close()
     return found
 
 
@@ -298,30 +325,44 @@ def info() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default="info,products,parity,steps,profile,tune")
+    parser.add_argument("--parts", default="info,checks,steps,parity,memory,attention,profile,tune")
     parser.add_argument("--presets", default="")
     parser.add_argument("--sizes", default="1024,2048,4096")
     parser.add_argument("--parity-steps", type=int, default=200)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    sizes = [int(size) for size in given.sizes.split(",")]
-    chosen = given.presets.split(",") if given.presets else []
-    parts = {
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.parse_args(namespace=GIVEN)
+    GIVEN.out.mkdir(parents=True, exist_ok=True)
+    sizes = [int(size) for size in GIVEN.sizes.split(",")]
+    chosen = GIVEN.presets.split(",") if GIVEN.presets else []
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
         "info": info,
-        "parity": lambda: parity(chosen or list(PARITY), given.parity_steps),
-        "steps": lambda: steps_of(chosen or list(STEPS)),
-        "profile": lambda: profile(chosen or ["small", "medium", "large", "xl", "huge", "mega"]),
-        "tune": lambda: tune(chosen or ["small", "medium", "large", "xl", "huge", "mega"]),
-        "products": lambda: {"unchecked": products(False, sizes), "checked": products(True, sizes)},
+        "checks": checks,
+        "parity": lambda: parity(chosen or list(PARITY)),
+        "steps": lambda: steps(chosen or list(STEPS)),
+        "memory": memory,
+        "attention": gpu_probes.attention,
+        "profile": lambda: gpu_probes.profile(chosen or ["small", "medium", "large", "xl"]),
+        "tune": lambda: gpu_probes.tune(chosen or ["small", "medium", "large", "xl", "mega"]),
+        "products": lambda: {
+            "unchecked": gpu_probes.products(False, sizes),
+            "checked": gpu_probes.products(True, sizes),
+        },
     }
-    for part in given.parts.split(","):
+    results: dict[str, Any] = {}
+    for part in GIVEN.parts.split(","):
         began = time.perf_counter()
+        if not within(15):
+            print(f"-- {part}: no time left", flush=True)
+            continue
         try:
-            result = parts[part]()
+            results[part] = parts[part]()
+            if part == "steps":
+                keep_records(results[part], GIVEN.out / "records")
         except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
-            print(part, result, flush=True)
-        (given.out / f"{part}.json").write_text(json.dumps(result, indent=1, default=str))
+            traceback.print_exc()
+            results[part] = {"error": f"{type(error).__name__}: {error}"}
+        text = json.dumps(results, indent=1, default=str)
+        (GIVEN.out / "parts.json").write_text(text)
         print(f"-- {part}: {time.perf_counter() - began:.1f} s", flush=True)
 
 

@@ -59,6 +59,17 @@ def is_software(adapter: Any) -> bool:
     return _kind(adapter) == "CPU"
 
 
+def describe(adapter: Any) -> dict[str, str | int]:
+    """Adapter, driver and backend by name; ``software`` is 1 for one that runs on the processor."""
+    return {
+        "adapter": str(adapter.info["device"]),
+        "driver": str(adapter.info["description"]),
+        "backend": str(adapter.info["backend_type"]),
+        "software": int(is_software(adapter)),
+        "wgpu": str(_wgpu().__version__),
+    }
+
+
 def choose_adapter(wanted: str = "") -> Any:
     """The adapter whose name contains ``wanted``, else the best one.
 
@@ -115,15 +126,8 @@ class GpuDevice:
 
     @property
     def info(self) -> dict[str, str | int]:
-        """Adapter, driver and backend by name; ``software`` is 1 for one that runs on the processor."""
-        info = self.adapter.info
-        return {
-            "adapter": self.name,
-            "driver": str(info["description"]),
-            "backend": str(info["backend_type"]),
-            "software": int(self.software),
-            "wgpu": str(self.wgpu.__version__),
-        }
+        """See ``describe``."""
+        return describe(self.adapter)
 
     def buffer(self, name: str, nbytes: int, usage: str = "storage") -> Any:
         """A buffer of zeros. Usage is ``storage``, ``uniform`` or ``readback``.

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,25 +34,31 @@ Times = dict[str, dict[str, float]]  # seconds by key and variant
 
 def tune(recorder: Recorder, calls: Sequence[BoundCall]) -> dict[str, str]:
     """The fastest variants of a program's calls, by key; only those that are not the table's own choice."""
+    times = tune_times(recorder, calls)
+    chosen: dict[str, str] = {}
+    for key, row in times.items():
+        variant = min(row, key=row.__getitem__)
+        parts = key.split(" + ")
+        if len(parts) > 1:
+            apart = sum(min(times[part].values()) for part in parts) - PASS_S * (len(parts) - 1)
+            chosen[key] = variant if row[variant] < apart else APART
+        elif row[variant] < MARGIN * next(iter(row.values())):
+            chosen[key] = variant
+    return chosen
+
+
+def tune_times(recorder: Recorder, calls: Sequence[BoundCall]) -> Times:
+    """Seconds of every variant of every call, one by one and where calls can share dispatches, the table's choice first."""
     table = recorder.table
     kept = dict(table.preferred)
+    table.preferred.clear()
     try:
         alone = _times(recorder, calls, {rule["op"]: APART for rule in table.rules})
         best = {key: min(times, key=times.__getitem__) for key, times in alone.items()}
-        together = _times(recorder, calls, best)
+        return alone | _times(recorder, calls, best)
     finally:
         table.preferred.clear()
         table.preferred.update(kept)
-    chosen: dict[str, str] = {}
-    for key, times in {**alone, **together}.items():
-        variant = min(times, key=times.__getitem__)
-        parts = key.split(" + ")
-        if len(parts) > 1:
-            apart = sum(min(alone[part].values()) for part in parts) - PASS_S * (len(parts) - 1)
-            chosen[key] = variant if times[variant] < apart else APART
-        elif times[variant] < MARGIN * next(iter(times.values())):
-            chosen[key] = variant
-    return chosen
 
 
 def _times(recorder: Recorder, calls: Sequence[BoundCall], fixed: dict[str, str]) -> Times:
@@ -99,11 +105,7 @@ class Choices:
 
     def __init__(self, device: GpuDevice) -> None:
         """Read what is kept for this adapter, driver and these kernels."""
-        digest = hashlib.sha256(json.dumps(device.info, sort_keys=True).encode())
-        folder = files("posttrainllm.kernels").joinpath("wgsl")
-        for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            digest.update(file.read_bytes())
-        self.path = cache_folder() / f"kernels-{digest.hexdigest()[:16]}.json"
+        self.path = cache_folder() / f"kernels-{kernels_digest(device.info)}.json"
         self.held: dict[str, str] = {}
         self.tuned: list[str] = []
         try:
@@ -131,6 +133,15 @@ def cache_folder() -> Path:
     """Where choices and the outcome of self-checks are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "posttrainllm" / "webgpu"
+
+
+def kernels_digest(info: Mapping[str, str | int]) -> str:
+    """A short hash of an adapter, its driver and the kernels that ship with this version."""
+    digest = hashlib.sha256(json.dumps(dict(info), sort_keys=True).encode())
+    folder = files("posttrainllm.kernels").joinpath("wgsl")
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def program_key(calls: Sequence[BoundCall]) -> str:
