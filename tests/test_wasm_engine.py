@@ -116,14 +116,12 @@ def test_a_plan_over_four_gigabytes_takes_the_64_bit_build(monkeypatch: pytest.M
 def test_a_plan_that_fits_nowhere_is_refused_with_both_numbers_and_a_preset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wasm_engine, "PAGES", {"wasm32": 1 << 16, "wasm64": 1 << 18})
-    monkeypatch.setattr(wasm_engine, "available_memory", lambda: 20_000_000)
-    with pytest.raises(TooLarge, match=r"[\d,]+ bytes of memory and may take [\d,]+ here"):
-        WasmEngine(
-            *training_programs(train_config("medium").model, train_config().optimizer, 16),
-            build="wasm64",
-        )
-    monkeypatch.setattr(wasm_engine, "PAGES", {"wasm32": 200, "wasm64": 1 << 18})
+    monkeypatch.setattr(wasm_engine, "PAGES", {"wasm32": 200, "wasm64": 400})
+    sets = training_programs(train_config("medium").model, train_config().optimizer, 16)
+    with pytest.raises(
+        TooLarge, match=r"needs [\d,]+ bytes of memory and may take 24,117,248 here"
+    ):
+        WasmEngine(*sets)
     with pytest.raises(EngineError, match="the largest preset that fits is tiny"):
         engine_choice.training_engine(train_config("medium", engine__name="wasm"))
 

@@ -30,7 +30,7 @@ def random_config(draw: random.Random) -> TrainConfig:
         "model.n_layer": draw.randint(1, 4),
         "model.n_head": n_head,
         "model.n_embd": n_head * draw.randint(1, 40),
-        "model.n_ctx": draw.randint(1, 80),
+        "model.n_ctx": draw.choice([draw.randint(1, 80), 251, 512]),
         "model.n_vocab": draw.choice([2, 13, 256, 1000, 50257]),
         "model.n_inner": draw.choice([None, draw.randint(1, 300)]),
         "model.activation": draw.choice(["gelu", "gelu_new"]),

@@ -29,7 +29,7 @@ from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGES, WASM
 from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operand
-from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, PARTS
+from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
 
 FILE = "posttrainllm.json"
@@ -62,6 +62,7 @@ def export() -> dict[str, Any]:
             "parts": list(PARTS),
             "arenas": ARENAS,
             "chunk_bytes": CHUNK_BYTES,
+            "chunk_rows": CHUNK_ROWS,
             "inner_ratio": _inner_ratio(),
         },
         "control": {"inits": list(get_args(Init)), "schedules": list(get_args(Schedule))},

@@ -22,7 +22,6 @@ from posttrainllm.engines.cpp_engine import call_table
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGE, PAGES, WASM
-from posttrainllm.machine import available_memory
 from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
@@ -145,11 +144,11 @@ class WasmEngine(ProgramEngine):
         self.build = build or BUILDS[0]
         self._workspace_bytes = self._largest_workspace(self.build, tables)
         free = self._table_bytes + self._scratch + self._workspace_bytes
-        if not build and not _fits("wasm32", free):
+        if not build and free > _limit("wasm32"):
             self.build = "wasm64"
-        allowed = _limit(self.build)
-        if free > allowed:
-            raise TooLarge(f"the {self.build} engine", free, allowed)
+        if free > _limit(self.build):
+            raise TooLarge(f"the {self.build} engine", free, _limit(self.build))
+        self.check_memory(free)
         self._instance = Instance(self.build, free)
         self._table = self._instance.start
         self._base = self._table + self._table_bytes
@@ -217,13 +216,5 @@ class WasmEngine(ProgramEngine):
 
 
 def _limit(build: str) -> int:
-    """Bytes that a host may use in one memory here."""
-    pages = PAGES[build] * PAGE - (1 << 21)  # less the module's own stack and data
-    if build == "wasm32":
-        return pages
-    there = available_memory()
-    return min(pages, there) if there else pages
-
-
-def _fits(build: str, nbytes: int) -> bool:
-    return nbytes <= _limit(build)
+    """Bytes that a build can address, less the module's own stack and data."""
+    return PAGES[build] * PAGE - (1 << 21)

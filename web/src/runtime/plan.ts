@@ -178,23 +178,26 @@ export class Plan {
         if (role === "saved" || role === "scratch") alive.set(name, [alive.get(name)?.[0] ?? index, index]);
       }
     });
-    const slots: { size: number; freeFrom: number }[] = [];
-    const chosen: [name: string, slot: { size: number }, shape: number[]][] = [];
+    const slots: Slot[] = [];
+    const free: Slot[] = []; // sorted by size, then by number
+    const ends: Slot[][] = steps.map(() => []); // slots by the last call that needs them
+    const chosen: [name: string, slot: Slot, shape: number[]][] = [];
+    let freed = 0;
     for (const [name, [first, last]] of [...alive].sort((a, b) => a[1][0] - b[1][0])) {
+      for (; freed < first; freed++) for (const slot of ends[freed] ?? []) free.splice(rankOf(free, slot), 0, slot);
       const shape = bindShape(buffers.get(name)?.shape ?? [], dims);
       const need = this.#aligned(product(shape));
-      const free = slots.filter((slot) => slot.freeFrom <= first);
-      const holding = free.filter((slot) => slot.size >= need);
-      let slot = best(holding, (a, b) => a.size < b.size);
-      if (slot === undefined) {
-        slot = best(free, (a, b) => a.size > b.size);
-        if (slot !== undefined) slot.size = need;
-      }
-      if (slot === undefined) {
-        slot = { size: need, freeFrom: 0 };
+      const largest = free.at(-1);
+      let slot: Slot;
+      if (largest === undefined) {
+        slot = { size: need, number: slots.length };
         slots.push(slot);
+      } else {
+        const wanted = Math.min(need, largest.size);
+        [slot] = free.splice(rankOf(free, { size: wanted, number: 0 }), 1) as [Slot];
+        slot.size = Math.max(slot.size, need);
       }
-      slot.freeFrom = last + 1;
+      ends[last]?.push(slot);
       chosen.push([name, slot, shape]);
     }
     const ranked = new Map<object, string>(
@@ -235,6 +238,11 @@ export class Plan {
   }
 }
 
+interface Slot {
+  size: number;
+  readonly number: number;
+}
+
 interface Slots {
   readonly sizes: [name: string, size: number][];
   readonly places: Map<string, Place>;
@@ -248,11 +256,16 @@ function dimsOf(set: { readonly dims: Readonly<Record<string, Dims>> }, name: st
   return dims;
 }
 
-/** The first element that no other one is better than. */
-function best<T>(items: T[], better: (a: T, b: T) => boolean): T | undefined {
-  let found: T | undefined;
-  for (const item of items) if (found === undefined || better(item, found)) found = item;
-  return found;
+/** Where a slot belongs among slots that are sorted by size, then by number. */
+function rankOf(sorted: readonly Slot[], slot: Slot): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    const other = sorted[middle] as Slot;
+    if (other.size < slot.size || (other.size === slot.size && other.number < slot.number)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** The number behind every letter of an op, from the shapes of a call's operands. Throws a ProgramError where two disagree. */

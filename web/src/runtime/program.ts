@@ -189,15 +189,17 @@ export function modelDims(tables: Tables, settings: Settings, batch: number, tim
   };
 }
 
-/** The largest divisor of `rows` whose logits stay below the limit; a multiple of the alignment where there is one. */
+/**
+ * The largest divisor of `rows` whose logits stay below the limit, a multiple of the alignment where
+ * there is one; where that would be very few rows, the smallest divisor that is not.
+ */
 export function chunkRows(tables: Tables, rows: number, vocabulary: number): number {
-  const { align, chunk_bytes: limit } = tables.plan;
-  let best = 1;
-  let aligned = 0;
-  for (let size = 1; size <= rows && size * vocabulary * 4 <= limit; size++) {
-    if (rows % size) continue;
-    best = size;
-    if (size % align === 0) aligned = size;
-  }
-  return aligned || best;
+  const { align, chunk_bytes: limit, chunk_rows: few } = tables.plan;
+  const divisors: number[] = [];
+  for (let size = 1; size * size <= rows; size++) if (rows % size === 0) divisors.push(size, rows / size);
+  divisors.sort((a, b) => a - b);
+  const fitting = divisors.filter((size) => size * vocabulary * 4 <= limit);
+  const largest = fitting.at(-1) ?? 1;
+  if (largest < few) return divisors.find((size) => size >= few) ?? rows;
+  return fitting.findLast((size) => size % align === 0) ?? largest;
 }

@@ -85,6 +85,7 @@ export interface Tables {
     readonly parts: readonly [decayed: string, plain: string];
     readonly arenas: Readonly<Record<string, string>>;
     readonly chunk_bytes: number;
+    readonly chunk_rows: number;
     /** The MLP's width over the model's where no setting says it. */
     readonly inner_ratio: number;
   };
