@@ -12,7 +12,6 @@ from dataclasses import replace as changed
 import pytest
 
 from lab_cases import as_arguments, small
-from needs import require
 from posttrainllm.config import TrainConfig, replace, to_toml
 from posttrainllm.errors import TrainingError
 from posttrainllm.lab import verify_resume as module
@@ -36,26 +35,6 @@ def _children_find_the_package(monkeypatch):
 
 def trained(config: TrainConfig, folder, name: str) -> Run:
     return Run(new_trainer(config, runs_dir=folder, name=name).train().run)
-
-
-def test_ten_kills_change_nothing(config, tmp_path):
-    found = verify_resume(config, kills=10, folder=tmp_path / "runs")
-    assert found.problems == []
-    assert len(found.kills) == 10
-    assert {kill.where for kill in found.kills} == {"step", "checkpoint", "time"}
-    wanted = r"verify-resume: PASS, 20 losses bit-identical after 10 kills \(cpp, sha256 \w{12}\)"
-    assert re.fullmatch(wanted, found.verdict)
-    assert found.losses_sha256 == losses_sha256(Run(tmp_path / "runs" / "undisturbed"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "kills"), [("cpp", 100), ("numpy", 30), ("torch", 30)])
-def test_many_kills_change_nothing(tmp_path, engine, kills):
-    if engine == "torch":
-        require("torch")
-    found = verify_resume(checkable(small(tmp_path, engine=engine), 60), kills=kills, seed=2)
-    assert found.problems == []
-    assert len(found.kills) == kills
 
 
 def test_kills_hit_the_inside_of_a_checkpoint(config, tmp_path):

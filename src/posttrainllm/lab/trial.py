@@ -25,6 +25,7 @@ from posttrainllm.trainer import Trainer
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 COUNT_FILE = "operations"
+STEPS_FILE = "{}.steps"  # of a run's name: every step that any of its lives computed, in order
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,16 @@ def die() -> None:
 
 
 class _Watch(Silent):
-    """Dies after a step was computed and logged."""
+    """Counts steps outside of the run, and dies after one was computed and logged."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
+        self._steps = Path(life.runs_dir, STEPS_FILE.format(life.name))
 
     def stepped(self, record: Record) -> None:
         """See ``Observer``."""
+        with self._steps.open("a") as stream:
+            stream.write(f"{record.step}\n")
         if record.step == self.life.kill_step:
             die()
 

@@ -6,7 +6,7 @@ its operations on files, ``trial.py``) and at a random time, which hits kernels 
 What this is not: a test of what is in a checkpoint (``tests/test_checkpoint*.py``).
 
 Checked: losses, validation losses, rates and gradient norms of every step, and the samples, equal in every bit; no step missing or
-double; after each kill at most the steps since the last checkpoint lost; final weights and moments equal.
+double; after each kill at most the steps since the last checkpoint lost and computed again; final weights and moments equal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from posttrainllm.config import TrainConfig, replace, to_toml
 from posttrainllm.errors import CheckpointError, TrainingError
 from posttrainllm.formats.huggingface import WEIGHTS_FILE
 from posttrainllm.formats.untrusted import plain_file, read_object
-from posttrainllm.lab.trial import COUNT_FILE, Life
+from posttrainllm.lab.trial import COUNT_FILE, STEPS_FILE, Life
 from posttrainllm.runs import METRICS, Run
 
 CLOCKS = ("tokens_per_second", "elapsed_s")  # of a line of metrics.jsonl: not a function of the run
@@ -62,6 +63,8 @@ class VerifyResume:
     """How many times the run was taken from its start to its end to place all kills."""
     losses_sha256: str
     problems: list[str]
+    repeated: int = 0
+    """Steps that were computed again, over all kills."""
 
     @property
     def passed(self) -> bool:
@@ -105,6 +108,7 @@ def verify_resume(
     _live(Life(str(folder), undisturbed.name, to_toml(config)))
     operations = int((folder / COUNT_FILE).read_text())
     done: list[Kill] = []
+    repeated = 0
     problems = _gaps(undisturbed, config.training.steps)
     runs = 0
     while not runs or len(done) < kills:
@@ -121,6 +125,12 @@ def verify_resume(
             progress=progress,
         )
         problems += differences(undisturbed, killed, config.training.steps)
+        again = repeated_steps(killed)
+        repeated += sum(again)
+        if max(again, default=0) > (config.training.checkpoint_every or config.training.steps):
+            problems.append(
+                f"{max(again)} steps were repeated after a kill, more than a checkpoint holds"
+            )
         if problems:
             break
     return VerifyResume(
@@ -131,6 +141,7 @@ def verify_resume(
         runs,
         losses_sha256(undisturbed),
         problems,
+        repeated,
     )
 
 
@@ -197,6 +208,13 @@ def kill_and_resume(
             done.append(kill)
             finished = kill.checkpoint >= loop.steps  # killed in the last steps of its end
             progress(f"killed at step {kill.logged} ({where})", len(done), kills)
+
+
+def repeated_steps(run: Run) -> list[int]:
+    """How many steps each life of a run computed that the one before had logged; those of lives without a repeat are left out."""
+    text = (run.path.parent / STEPS_FILE.format(run.name)).read_text()
+    computed = [int(line) for line in text.split()]
+    return [before - step + 1 for before, step in pairwise(computed) if step <= before]
 
 
 def losses_sha256(run: Run) -> str:
