@@ -112,6 +112,8 @@ class Records:
         self.close()
 
     def _open(self) -> int:
+        if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
+            self.close()  # the file was removed: what is written there goes with it
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self.path, flags, 0o666)
