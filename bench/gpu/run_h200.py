@@ -19,11 +19,13 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ GIVEN = argparse.Namespace()
 
 def within(seconds: float) -> bool:
     """Whether so many seconds are left of the time given on the command line."""
-    return time.monotonic() - BEGAN + seconds < GIVEN.seconds
+    return bool(time.monotonic() - BEGAN + seconds < GIVEN.seconds)
 
 
 # ---- parity, checks ------------------------------------------------------------------------------
@@ -163,13 +165,13 @@ def steps(presets: list[str]) -> dict[str, Any]:
         config = load_config(preset)
         source = [next(batches(config, seed)) for seed in range(8)]
         makers: dict[str, Callable[[], GpuStep | CudaStep]] = {
-            "webgpu": lambda config=config: GpuStep(config, True),
-            "webgpu table": lambda config=config: GpuStep(config, False),
-            "torch eager": lambda config=config: CudaStep(config, "eager"),
-            "torch graph": lambda config=config: CudaStep(config, "graph"),
+            "webgpu": partial(GpuStep, config, True),
+            "webgpu table": partial(GpuStep, config, False),
+            "torch eager": partial(CudaStep, config, "eager"),
+            "torch graph": partial(CudaStep, config, "graph"),
         }
         if preset in COMPILED and within(80):
-            makers["torch tf32 graph"] = lambda config=config: CudaStep(config, "tf32")
+            makers["torch tf32 graph"] = partial(CudaStep, config, "tf32")
         running: dict[str, Any] = {}
         found[preset] = {}
         for name, make in makers.items():
@@ -275,11 +277,10 @@ def keep_records(found: dict[str, Any], out: Path) -> None:
 def _memory() -> dict[str, int]:
     """Resident memory of this process, and memory used on the GPU, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    told = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-    ).stdout
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = ""
+    if shutil.which(query[0]):
+        told = subprocess.run(query, capture_output=True, text=True).stdout
     return {
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
         "gpu": int(told.split()[0]) << 20 if told.strip() else 0,
