@@ -278,7 +278,7 @@ def large_params(config: TrainConfig) -> Tensors:
 @pytest.mark.parametrize("prompt", [1, 5, 31])
 def test_cached_logits_equal_uncached_ones(name: str, prompt: int) -> None:
     config = replace(CONFIG, engine_settings(name))
-    engine = inference_engine(config.model, config.engine, batch=3)
+    engine = inference_engine(config.model, config.engine, batch=3, logits=True)
     engine.load(large_params(CONFIG))
     tokens = batch_of(CONFIG, 1, rows=3).tokens
     wanted = engine.logits(tokens)
@@ -290,7 +290,7 @@ def test_cached_logits_equal_uncached_ones(name: str, prompt: int) -> None:
 
 def test_prompts_of_different_lengths_go_on_as_if_alone(name: str) -> None:
     config = replace(CONFIG, engine_settings(name))
-    engine = inference_engine(config.model, config.engine, batch=3)
+    engine = inference_engine(config.model, config.engine, batch=3, logits=True)
     engine.load(large_params(CONFIG))
     tokens = batch_of(CONFIG, 1, rows=3).tokens
     lengths = np.array([2, 9, 5], np.int32)
@@ -305,7 +305,7 @@ def test_prompts_of_different_lengths_go_on_as_if_alone(name: str) -> None:
 
 def test_shorter_and_fewer_rows_give_the_same_logits(name: str) -> None:
     config = replace(CONFIG, engine_settings(name))
-    engine = inference_engine(config.model, config.engine, batch=3)
+    engine = inference_engine(config.model, config.engine, batch=3, logits=True)
     engine.load(large_params(CONFIG))
     tokens = batch_of(CONFIG, 1, rows=3).tokens
     wanted = engine.logits(tokens)

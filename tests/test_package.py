@@ -109,6 +109,20 @@ def test_the_installed_package_works_in_an_empty_folder(wheel, tmp_path, environ
     assert seen["builds"] == list(build.host_target().processors)
     assert seen["stale"] == []
     assert seen["text"] == TINY_SHAKESPEARE.sha256
-    if (ROOT / "src" / "posttrainllm" / "cli.py").exists():
-        assert "train" in run(folder / "bin" / "posttrainllm", "--help", cwd=empty, env=environment)
+    command = folder / "bin" / "posttrainllm"
+    assert "train" in run(command, "--help", cwd=empty, env=environment)
     assert list(empty.iterdir()) == []
+    run(
+        command,
+        "train",
+        "--preset",
+        "tiny",
+        "--steps",
+        "3",
+        "--name",
+        "w",
+        cwd=empty,
+        env=environment,
+    )
+    asked = ("generate", "w", "--prompt", "ROMEO:", "--max-tokens", "5")
+    assert run(command, *asked, cwd=empty, env=environment).startswith("ROMEO:")

@@ -291,6 +291,7 @@ def test_info_says_what_runs() -> None:
     info = TorchEngine(config_of(), "cpu").info
     assert info.pop("device_name")
     assert info == {
+        "engine": "torch",
         "torch": torch.__version__,
         "device": "cpu",
         "device_reason": "asked for",

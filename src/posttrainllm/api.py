@@ -120,6 +120,7 @@ def train(
 def resume(
     name: str,
     *,
+    steps: int | None = None,
     runs_dir: str | os.PathLike[str] = RUNS_DIR,
     allow_change: bool = False,
     observer: Observer | None = None,
@@ -127,6 +128,7 @@ def resume(
 ) -> Run:
     """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed."""
     flags = {key.replace("__", "."): value for key, value in settings.items()}
+    flags |= {"training.steps": steps}
     trainer = resumed_trainer(
         name,
         runs_dir=Path(runs_dir),
@@ -137,9 +139,12 @@ def resume(
     return Run(trainer.train().run)
 
 
-def load(name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str = "cpp") -> Model:
-    """Load a run's newest checkpoint, or a Hugging Face GPT-2 folder, to write with it."""
-    return open_model(name, runs_dir=Path(runs_dir), engine=EngineConfig(name=engine))  # type: ignore[arg-type]
+def load(
+    name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str | None = None
+) -> Model:
+    """Load a run's newest checkpoint, or a Hugging Face GPT-2 folder, to write with it; ``engine`` is the run's unless it is given."""
+    chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
+    return open_model(name, runs_dir=Path(runs_dir), engine=chosen)
 
 
 def open_run(name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:

@@ -7,6 +7,8 @@ What this is not: an engine, or the model. Read next: ``trainer.py``.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,20 @@ from posttrainllm.plan import make_plan
 BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
 
 
-def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.float32) -> Engine:
+def training_engine(
+    config: TrainConfig,
+    *,
+    dtype: type[np.floating[Any]] = np.float32,
+    before: Mapping[str, Any] | None = None,
+) -> Engine:
     """The engine of a configuration, set up for training; ``load`` gives it weights.
 
-    ``dtype`` float64 is for proofs and exists on numpy and torch. Raises: EngineError when it cannot run here.
+    ``dtype`` float64 is for proofs and exists on numpy and torch. ``before`` is the ``info`` of the engine that trained the run so far:
+    what the configuration leaves open (build, threads, kernels) is then chosen as it was, where that can run here, so that losses
+    stay bit-identical. Raises: EngineError when it cannot run here.
     """
     name = resolve(config.engine)
+    config = _as_before(config, before or {})
     try:
         check_memory(name, least_bytes(config))
         if name == "torch":
@@ -42,7 +52,7 @@ def training_engine(config: TrainConfig, *, dtype: type[np.floating[Any]] = np.f
 
             return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
         programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
-        return _program_engine(name, config.engine, programs, dims, dtype)
+        return _program_engine(name, config.engine, programs, dims, dtype, before)
     except TooLarge as error:
         raise EngineError(error.message, _what_fits(error.allowed)) from None
 
@@ -52,10 +62,12 @@ def inference_engine(
     engine: EngineConfig,
     *,
     batch: int = 1,
+    logits: bool = False,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> Engine:
     """An engine for generating and evaluating ``batch`` rows at a time, without gradients and moments.
 
+    ``logits`` keeps room for logits of every position, which ``Engine.logits`` needs and writing does not.
     Raises: EngineError when it cannot run here.
     """
     name = resolve(engine)
@@ -67,7 +79,7 @@ def inference_engine(
         sizes |= {f"engine.{key}": value for key, value in engine.model_dump().items()}
         config = replace(load_config(), {**sizes, "data.batch_size": batch})
         return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
-    programs, dims = inference_programs(model, batch)
+    programs, dims = inference_programs(model, batch, logits=logits)
     return _program_engine(name, engine, programs, dims, dtype)
 
 
@@ -122,8 +134,37 @@ def _what_fits(nbytes: int) -> str:
     )
 
 
+def differences(info: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """What decides the last digits of a loss and is not as it was: ``key: then -> now``. Threads count for torch alone."""
+    ignored = {"device_reason"} if info.get("engine") == "torch" else {"threads"}
+    keys = [key for key in before if key not in ignored]
+    return [
+        f"{key}: {before[key]} -> {info.get(key)}" for key in keys if before[key] != info.get(key)
+    ]
+
+
+def _as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
+    """Fill what the configuration leaves open as the engine of ``before`` had it."""
+    name = resolve(config.engine)
+    if before.get("engine") != name:
+        return config
+    if name == "torch" and not config.engine.threads and before.get("threads"):
+        return replace(config, {"engine.threads": before["threads"]})
+    if name == "cpp" and not config.engine.cpp_build:
+        from posttrainllm.engines.cpp_engine import runnable_builds
+
+        if before.get("build") in runnable_builds():
+            return replace(config, {"engine.cpp_build": before["build"]})
+    return config
+
+
 def _program_engine(
-    name: str, engine: EngineConfig, programs: Any, dims: Any, dtype: type[np.floating[Any]]
+    name: str,
+    engine: EngineConfig,
+    programs: Any,
+    dims: Any,
+    dtype: type[np.floating[Any]],
+    before: Mapping[str, Any] | None = None,
 ) -> Engine:
     if name == "numpy":
         from posttrainllm.engines.numpy_engine import NumpyEngine
@@ -136,7 +177,9 @@ def _program_engine(
     if name == "webgpu":
         from posttrainllm.engines.webgpu_engine import WebGpuEngine
 
-        return WebGpuEngine(programs, dims, adapter=engine.adapter)
+        choices = (before or {}).get("choices")
+        preferred = json.loads(choices) if choices else None
+        return WebGpuEngine(programs, dims, adapter=engine.adapter, preferred=preferred)
     from posttrainllm.engines.cpp_engine import CppEngine
 
     return CppEngine(programs, dims, threads=engine.threads, build=engine.cpp_build)

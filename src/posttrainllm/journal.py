@@ -102,7 +102,7 @@ class Journal:
 
         Raises: TrainingError when the user gives up.
         """
-        stop.requested = False
+        asked_before = stop.requested  # then another Ctrl-C interrupts by itself
         told = False
         while True:
             try:
@@ -113,7 +113,7 @@ class Journal:
                     self._notice(f"{error.message}; {error.hint}; {again}")
                 told = True
             stop.wait(RETRY_S)
-            if stop.requested:
+            if stop.requested and not asked_before:
                 newest = (
                     f"the newest checkpoint is {self.saved}"
                     if self.saved

@@ -70,10 +70,19 @@ def available_memory() -> int:
     try:
         maximum = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if maximum != "max":
-            limits.append(int(maximum) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            held = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            limits.append(int(maximum) - held + _reclaimable())
     except (OSError, ValueError):
         pass
     return max(0, min(limits)) if limits else 0
+
+
+def _reclaimable() -> int:
+    """Bytes of file cache that the control group counts as used and gives back when asked."""
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
 
 
 def process_memory() -> int:

@@ -161,7 +161,10 @@ def _linear_backward_weight(b: _Builder, layer: str, dout: str, x: str) -> None:
 
 
 def _attention_forward(b: _Builder, *, cached: bool = False, appends: bool = False) -> None:
-    """mid = in + c_proj(attention(c_attn(ln_1(in)))); with ``appends`` keys and values go to the cache, with ``cached`` they are read there."""
+    """mid = in + c_proj(attention(c_attn(ln_1(in)))).
+
+    With ``appends`` keys and values go to the cache, with ``cached`` they are read there.
+    """
     normed = _layernorm_forward(b, "h.{i}.ln_1", "h.{i}.in")
     qkv = b.keep("h.{i}.attn.qkv", ROWS, "3*C")
     _linear_forward(b, "h.{i}.attn.c_attn", qkv, normed)
@@ -364,14 +367,12 @@ def training_programs(
 
 
 def inference_programs(
-    config: GPTConfig, batch: int = 1
+    config: GPTConfig, batch: int = 1, *, logits: bool = True
 ) -> tuple[dict[str, Program], dict[str, dict[str, int]]]:
-    """All that generating and evaluating need, without gradients and moments."""
-    programs = {
-        "loss": loss_program(config),
-        "logits": logits_program(config),
-        "prefill": prefill_program(config),
-        "decode": decode_program(config),
-    }
+    """All that generating and evaluating need, without gradients and moments; ``logits`` of every position are large."""
+    programs = {"loss": loss_program(config)}
+    if logits:
+        programs["logits"] = logits_program(config)
+    programs |= {"prefill": prefill_program(config), "decode": decode_program(config)}
     dims = {name: model_dims(config, batch) for name in programs}
     return programs, {**dims, "decode": model_dims(config, batch, 1)}

@@ -24,7 +24,7 @@ from posttrainllm.errors import ProgramError
 from posttrainllm.extent import Extent, Shape
 from posttrainllm.ops import OPS, Dtype
 from posttrainllm.program import ROWS, Buffer, Program, RowBlock, Step
-from posttrainllm.validate import sizes_of
+from posttrainllm.validate import sizes_of, validate
 
 ALIGN = 64  # elements of four bytes: 256 bytes, WebGPU's alignment of a binding's offset
 PARTS = ("decayed", "plain")
@@ -161,7 +161,11 @@ def make_plan(programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, i
 
     ``dims`` holds the numbers of each program; parameters, gradients, moments, state, inputs and outputs are shared by name (a shared
     region is as large as the largest of its users needs), and so is the work space.
+
+    Raises: ProgramError for a program that does not hold together (``validate``).
     """
+    for program in programs.values():
+        validate(program)
     layout, arena_sizes = _layout(programs, dims)
     sized = {
         name: {**dims[name], **{f"P_{part}": arena_sizes[part] for part in PARTS}}

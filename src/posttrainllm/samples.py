@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrainllm.config import TrainConfig
+from posttrainllm.control import stream_id
 from posttrainllm.corpus import Corpus
 from posttrainllm.engines.base import Engine
 from posttrainllm.generate import write_tokens
 from posttrainllm.tokenizer import Tokenizer
-
-VERDICT_SEED = 1000  # the seeds of the verdict's samples begin here above the run's own
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,10 @@ class Samples:
         text = self.corpus.val if len(self.corpus.val) else self.corpus.train
         return [int(token) for token in text[: max(1, self.config.model.n_ctx // 4)]]
 
+    def seed(self, purpose: str, number: int) -> int:
+        """A seed of its own for every sample of every run: neighbouring seeds of runs share none."""
+        return stream_id(f"{purpose} {self.config.training.seed} {number}")
+
     def write(self, seed: int) -> str:
         """One sample, without its prompt."""
         written = write_tokens(
@@ -55,5 +58,5 @@ class Samples:
         for number in range(loop.verdict_samples if loop.sample_tokens else 0):
             if given_up():
                 break
-            texts.append(self.write(loop.seed + VERDICT_SEED + number))
+            texts.append(self.write(self.seed("verdict", number)))
         return texts

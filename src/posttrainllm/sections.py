@@ -309,6 +309,11 @@ class TrainConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees, over all its micro-batches."""
+        return self.data.batch_size * self.data.accumulation * self.model.n_ctx
+
     @field_validator("preset")
     @classmethod
     def _is_known(cls, name: str) -> str:

@@ -41,7 +41,6 @@ from posttrainllm.writing import Verdict, verdict
 
 #: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
 FREE = (
-    "engine.threads",
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "training.log_every",
@@ -74,6 +73,7 @@ def new_trainer(
 
     Raises: CorpusError, CheckpointError (the name is taken, the folder cannot be written).
     """
+    _check_vocabulary(config, ByteTokenizer())
     corpus = corpus_of(config)
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
@@ -124,9 +124,17 @@ def resumed_trainer(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
             f"give it more: --resume {path.name} --steps {2 * checkpoint.state.step} --allow-change",
         )
-    config = _same_build(config, checkpoint, watcher)
     corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
     return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
+
+
+def _check_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:
+    """A model must have exactly the tokens that its text is read as."""
+    if config.model.n_vocab != tokenizer.n_vocab:
+        raise ConfigError(
+            f"model.n_vocab is {config.model.n_vocab:,}, but text is read as bytes, {tokenizer.n_vocab} of them",
+            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; training with other tokenizers is not there yet",
+        )
 
 
 def _has_no_checkpoint(path: Path) -> bool:
@@ -165,7 +173,10 @@ def changed(
     new = replace(config, {key: value for key, value in changes.items() if key != "preset"})
     before, after = settings_of(config), settings_of(new)
     differ = [f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
-    decisive = [line for line in differ if line.split(" ")[0] not in FREE]
+    free = (
+        FREE if new.engine.name == "torch" else (*FREE, "engine.threads")
+    )  # torch sums as its threads do
+    decisive = [line for line in differ if line.split(" ")[0] not in free]
     if any(line.startswith("model.") for line in decisive):
         raise ConfigError(
             f"a run cannot change its model: {'; '.join(decisive)}", "start a new run for that"
@@ -178,28 +189,6 @@ def changed(
     if differ:
         observer.noticed(f"changed settings: {'; '.join(differ)}")
     return new
-
-
-def _same_build(config: TrainConfig, checkpoint: Checkpoint, observer: Observer) -> TrainConfig:
-    """Go on with the build of the kernels that the run was trained with, so that losses stay bit-identical."""
-    assert checkpoint.state is not None
-    info = checkpoint.state.engine_info
-    if config.engine.name != "cpp" or config.engine.cpp_build or checkpoint.state.engine != "cpp":
-        return config
-    from posttrainllm.kernels.build import available_builds, build_id
-    from posttrainllm.machine import instruction_sets
-
-    build = str(info.get("build", ""))
-    if build not in available_builds() or build not in instruction_sets():
-        observer.noticed(
-            f"this machine cannot run the {build} build of the run; losses will differ in their last digits"
-        )
-        return config
-    if info.get("build_id") != build_id(build):
-        observer.noticed(
-            "the C++ kernels have changed since the checkpoint; losses may differ in their last digits"
-        )
-    return replace(config, {"engine.cpp_build": build})
 
 
 @dataclass(frozen=True)

@@ -48,5 +48,6 @@ class StopSignals:
     def wait(self, seconds: float) -> None:
         """Sleep, but not past a signal."""
         end = time.monotonic() + seconds
-        while not self.requested and time.monotonic() < end:
+        before = self.requested
+        while self.requested == before and time.monotonic() < end:
             time.sleep(min(0.05, seconds))

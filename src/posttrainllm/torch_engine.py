@@ -101,6 +101,7 @@ class TorchEngine:
     def info(self) -> dict[str, str | int]:
         """See ``Engine.info``."""
         return {
+            "engine": self.name,
             "torch": torch.__version__,
             "device": self._device.type,
             "device_name": _device_name(self._device),

@@ -25,9 +25,9 @@ from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
 from posttrainllm.corpus import Corpus
 from posttrainllm.counting import CountingLine
 from posttrainllm.counting import lines as counting_lines
-from posttrainllm.engine_choice import initial_parameters, training_engine
+from posttrainllm.engine_choice import differences, initial_parameters, training_engine
 from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
-from posttrainllm.errors import CheckpointError, NonFiniteError
+from posttrainllm.errors import CheckpointError, NonFiniteError, PosttrainError
 from posttrainllm.evaluate import evaluate
 from posttrainllm.journal import Journal
 from posttrainllm.observer import Observer, Outcome, Record, Silent, Start
@@ -49,7 +49,7 @@ def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator
 
 def train_step(engine: Engine, corpus: Corpus, config: TrainConfig, step: int) -> float:
     """One optimizer step; its result comes from ``engine.results()``. Returns the learning rate."""
-    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    tokens = config.tokens_per_step
     for index, batch in enumerate(training_batches(corpus, config, step)):
         engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
     schedule, optimizer = config.schedule, config.optimizer
@@ -114,7 +114,12 @@ class Trainer:
             keep=loop.keep_checkpoints,
             keep_best=True,
         )
-        self.engine = training_engine(config)
+        before = self.resumed.state.engine_info if self.resumed and self.resumed.state else {}
+        self.engine = training_engine(config, before=before)
+        if before and (changed := differences(self.engine.info, before)):
+            self.observer.noticed(
+                f"the engine is not what the run was trained with, losses may differ in their last digits: {'; '.join(changed)}"
+            )
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
             if self.resumed is None:
@@ -169,6 +174,8 @@ class Trainer:
             if self._due(loop.checkpoint_every) and not last:
                 self._set_aside(self._save)
         self._take(self.engine.results(wait=True), pending)
+        if not self.step:
+            raise KeyboardInterrupt  # stopped before anything was computed: there is nothing to save
         finished = self.step >= loop.steps
         folder = self.journal.last_checkpoint(self.engine, self._state, stop)
         self.observer.saved(self.step, folder)
@@ -190,7 +197,7 @@ class Trainer:
             engine=self.engine.info,
             parameters=config.model.parameters(),
             nbytes=self.engine.nbytes,
-            tokens_per_step=config.data.batch_size * config.data.accumulation * config.model.n_ctx,
+            tokens_per_step=config.tokens_per_step,
             first_step=self.step + 1,
             counting=self.counting(),
             seconds_per_step=self._probe(),
@@ -259,8 +266,7 @@ class Trainer:
         now = time.monotonic()
         seconds = (now - self._taken_at) - (self._aside - self._aside_taken)
         self._taken_at, self._aside_taken = now, self._aside
-        rows = self.config.data.batch_size * self.config.data.accumulation
-        speed = len(results) * rows * self.config.model.n_ctx / max(seconds, 1e-9)
+        speed = len(results) * self.config.tokens_per_step / max(seconds, 1e-9)
         for result in results:
             step, lr = pending.popleft()
             self._check(step, result)
@@ -301,8 +307,11 @@ class Trainer:
     def _sample(self) -> None:
         if not self.config.training.sample_tokens:
             return
-        prompt = self.tokenizer.decode(self._samples.prompt)
-        text = self._samples.write(self.config.training.seed + self.step)
+        try:
+            prompt = self.tokenizer.decode(self._samples.prompt)
+            text = self._samples.write(self._samples.seed("sample", self.step))
+        except PosttrainError as error:  # a sample is decoration: it must not cost the run
+            return self.observer.noticed(f"no sample at step {self.step}: {error.message}")
         self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
         self.observer.sampled(self.step, prompt, text)
 

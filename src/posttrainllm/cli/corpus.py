@@ -33,7 +33,7 @@ def corpus(
     found.check(config.model.n_ctx)
     counting = counting_lines(found.train, found.val, config.model.n_vocab)
     different = int(np.count_nonzero(np.bincount(found.train_text, minlength=256)))
-    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    tokens = config.tokens_per_step
     epochs = tokens * config.training.steps / len(found.train)
     parameters = config.model.parameters()
     warning = memorisation_warning(parameters, len(found.train_text), epochs)

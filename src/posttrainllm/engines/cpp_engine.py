@@ -50,15 +50,17 @@ def call_table(calls: list[BoundCall], base: Mapping[str, int]) -> NDArray[Any]:
     return table
 
 
+def runnable_builds() -> list[str]:
+    """The builds that are there and that this processor can run, the fastest last."""
+    return [name for name in available_builds() if name in instruction_sets()]
+
+
 def choose_build(wanted: str = "") -> str:
     """The build to load: the one asked for, else the best this processor can run.
 
     Raises: EngineError when it was not built or the processor lacks its instructions.
     """
-    built, runnable = (
-        available_builds(),
-        [name for name in available_builds() if name in instruction_sets()],
-    )
+    built, runnable = available_builds(), runnable_builds()
     if not built:
         raise EngineError("the C++ kernels are not built", "run: make kernels")
     if wanted and wanted not in runnable:

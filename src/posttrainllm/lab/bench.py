@@ -24,7 +24,7 @@ from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
-from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops, tokens_per_step
+from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops
 from posttrainllm.machine import available_memory, available_threads
 from posttrainllm.session import corpus_of
 from posttrainllm.trainer import train_step
@@ -289,7 +289,7 @@ def _row(running: _Running) -> Row:
         median_ms=1e3 * median,
         min_ms=1e3 * min(times),
         max_ms=1e3 * max(times),
-        tokens_per_second=tokens_per_step(cell.config) / median,
+        tokens_per_second=cell.config.tokens_per_step / median,
         gflops=flops / median / 1e9,
         flops_per_step=flops,
         bytes_per_step=step_bytes(cell.config),

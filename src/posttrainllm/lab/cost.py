@@ -29,22 +29,17 @@ FORMULAS: Final = {
 }
 
 
-def tokens_per_step(config: TrainConfig) -> int:
-    """Tokens that one optimizer step sees."""
-    return config.data.batch_size * config.data.accumulation * config.model.n_ctx
-
-
 def step_flops(config: TrainConfig) -> float:
     """Floating-point operations of a training step: 6N + 12LCT a token (Chowdhery and others, PaLM, 2022, appendix B)."""
     model = config.model
     attention = 12 * model.n_layer * model.n_embd * model.n_ctx
-    return float(tokens_per_step(config) * (6 * model.parameters() + attention))
+    return float(config.tokens_per_step * (6 * model.parameters() + attention))
 
 
 def step_bytes(config: TrainConfig) -> float:
     """Bytes that a training step moves at least, in float32."""
     model = config.model
-    saved = tokens_per_step(config) * model.n_layer * (8 * model.n_embd + 2 * model.inner)
+    saved = config.tokens_per_step * model.n_layer * (8 * model.n_embd + 2 * model.inner)
     return 4.0 * (10 * model.parameters() + 2 * saved)
 
 

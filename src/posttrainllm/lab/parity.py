@@ -221,7 +221,7 @@ def first_gradients(
     engine: Engine, corpus: Corpus, config: TrainConfig
 ) -> dict[str, NDArray[np.float32]]:
     """Gradients of the mean loss of step 1, by parameter name, before any clip."""
-    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    tokens = config.tokens_per_step
     for index, batch in enumerate(training_batches(corpus, config, 1)):
         engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
     return engine.gradient_tensors()

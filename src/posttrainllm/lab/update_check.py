@@ -42,7 +42,7 @@ def one_update(engine: Engine, corpus: Corpus, config: TrainConfig, start: State
     """Take the step after the last of ``config`` from a state; the rate is ``RATE``."""
     engine.load(start.params, start.m, start.v)
     step = config.training.steps + 1
-    tokens = config.data.batch_size * config.data.accumulation * config.model.n_ctx
+    tokens = config.tokens_per_step
     for index, batch in enumerate(training_batches(corpus, config, step)):
         engine.gradients(batch, inv_count=SCALE / tokens, first=index == 0)
     optimizer = config.optimizer
