@@ -171,6 +171,7 @@ class ProgramEngine(ABC):
         self._prepared: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._results: list[StepResult] = []
         self._positions = np.zeros(0, np.int32)
+        self._position_index: tuple[I32, I32, I32] | None = None
         self._scalars = np.zeros(len(SCALARS), np.float64)  # rounded where the engine keeps float32
 
     # ---- what a subclass brings ---------------------------------------------------------------------------------------------------
@@ -244,12 +245,14 @@ class ProgramEngine(ABC):
         self._set_tokens(program, batch.tokens, np.arange(planned["T"], dtype=np.int32))
         self._input(program, "targets", batch.targets.ravel())
         if program == "gradients":
-            positions = np.tile(np.arange(planned["T"], dtype=np.int32), planned["B"])
-            for index, ids in (
-                ("token_index", batch.tokens.ravel()),
-                ("position_index", positions),
+            if self._position_index is None:  # the same for every batch
+                positions = np.arange(planned["T"], dtype=np.int32)
+                self._position_index = token_index(np.tile(positions, planned["B"]))
+            for index, lists in (
+                ("token_index", token_index(batch.tokens.ravel())),
+                ("position_index", self._position_index),
             ):
-                for part, values in zip(("rows", "starts", "order"), token_index(ids), strict=True):
+                for part, values in zip(("rows", "starts", "order"), lists, strict=True):
                     self._input(program, f"{index}.{part}", values)
 
     def _set_tokens(self, program: str, tokens: I32, positions: I32) -> None:

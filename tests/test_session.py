@@ -1,0 +1,135 @@
+"""Opening runs: what is refused before anything is made, and how a resumed run gets the engine it was trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posttrainllm.config import load_config
+from posttrainllm.engine_choice import (
+    differences,
+    inference_engine,
+    initial_parameters,
+    training_engine,
+)
+from posttrainllm.engines.cpp_engine import runnable_builds
+from posttrainllm.errors import ConfigError, EngineError, PosttrainError
+from posttrainllm.observer import Silent
+from posttrainllm.samples import Samples
+from posttrainllm.session import new_trainer, resumed_trainer
+from posttrainllm.stopping import StopSignals
+
+SMALL = {
+    "model.n_layer": 1,
+    "data.batch_size": 2,
+    "training.steps": 4,
+    "training.checkpoint_every": 2,
+}
+
+
+class Listener(Silent):
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def noticed(self, message: str) -> None:
+        self.notices.append(message)
+
+
+def test_a_model_with_other_tokens_than_its_text_is_refused_before_a_folder_is_made(
+    tmp_path: Path,
+) -> None:
+    for size in (100, 5000):
+        config = load_config("tiny", flags={**SMALL, "model.n_vocab": size})
+        with pytest.raises(ConfigError, match=f"n_vocab is {size:,}"):
+            new_trainer(config, runs_dir=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_gets_the_build_it_was_trained_with_and_keeps_its_settings(
+    tmp_path: Path,
+) -> None:
+    build = runnable_builds()[0]
+    listener = Listener()
+    trainer = new_trainer(
+        load_config("tiny", flags={**SMALL, "engine.cpp_build": build}), runs_dir=tmp_path, name="a"
+    )
+    trainer.train()
+    changes = {"training.steps": 6, "engine.cpp_build": ""}
+    again = resumed_trainer(
+        "a", runs_dir=tmp_path, changes=changes, allow_change=True, observer=listener
+    )
+    again.train()
+    assert again.engine.info["build"] == build
+    assert again.config.engine.cpp_build == ""
+    assert not [
+        notice for notice in listener.notices if "not what the run was trained with" in notice
+    ]
+
+
+def test_another_engine_than_before_is_told_by_key() -> None:
+    before = {"engine": "cpp", "build": "avx2", "build_id": "1", "threads": 8}
+    assert differences({**before, "threads": 2}, before) == []
+    assert differences({**before, "build_id": "2"}, before) == ["build_id: 1 -> 2"]
+    torch = {"engine": "torch", "torch": "2.13", "threads": 2}
+    assert differences({**torch, "threads": 1}, torch) == ["threads: 2 -> 1"]
+
+
+def test_a_build_that_is_gone_is_no_obstacle_to_resuming() -> None:
+    config = load_config("tiny", flags=SMALL)
+    engine = training_engine(config, before={"engine": "cpp", "build": "of another processor"})
+    assert engine.info["build"] == runnable_builds()[-1]
+
+
+def test_a_sample_that_fails_does_not_cost_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Samples, seed: int) -> str:
+        raise PosttrainError("no words today")
+
+    listener = Listener()
+    monkeypatch.setattr(Samples, "write", fail)
+    config = load_config(
+        "tiny", flags={**SMALL, "training.sample_every": 1, "training.verdict_samples": 0}
+    )
+    outcome = new_trainer(config, runs_dir=tmp_path, observer=listener).train()
+    assert outcome.finished
+    assert listener.notices[0] == "no sample at step 1: no words today"
+
+
+def test_stopping_before_the_first_step_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        StopSignals,
+        "requested",
+        property(lambda self: True, lambda self, value: None),
+        raising=False,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        new_trainer(load_config("tiny", flags=SMALL), runs_dir=tmp_path).train()
+    assert not list(tmp_path.iterdir())
+
+
+def test_samples_of_neighbouring_seeds_share_no_seed() -> None:
+    seeds = set()
+    for run in (1, 2, 3):
+        config = load_config("tiny", flags={"training.seed": run})
+        samples = Samples(None, config, None, None)  # type: ignore[arg-type]
+        seeds |= {samples.seed("verdict", n) for n in range(20)} | {
+            samples.seed("sample", n) for n in range(2000)
+        }
+    assert len(seeds) == 3 * 2020
+
+
+def test_logits_of_every_position_are_planned_only_when_asked_for() -> None:
+    config = load_config("tiny", flags=SMALL)
+    without = inference_engine(config.model, config.engine, batch=4)
+    with_logits = inference_engine(config.model, config.engine, batch=4, logits=True)
+    assert without.nbytes < with_logits.nbytes
+    without.load(initial_parameters(config.model, 1))
+    with pytest.raises(EngineError, match="logits"):
+        without.logits(np.zeros((1, 4), np.int32))
