@@ -254,7 +254,8 @@ def _slots(program: Program, buffers: Mapping[str, Buffer], dims: Mapping[str, i
     """Share work space between buffers that are never alive together.
 
     A buffer is alive from the call that first touches it to the last one, both included. It takes the smallest free slot that holds it,
-    else the largest free slot, which grows, else a new one. Slots are numbered by falling size, so that the programs of a set overlap.
+    else the largest free slot, which grows, else a new one. What is saved lives long and takes a slot of its own size or a new one: in a
+    larger one the rest would lie idle for most of the step. Slots are numbered by falling size, so that the programs of a set overlap.
     """
     alive: dict[str, tuple[int, int]] = {}
     for index, step in enumerate(program.expand(dims["L"], chunks(program, dims))):
@@ -271,10 +272,11 @@ def _slots(program: Program, buffers: Mapping[str, Buffer], dims: Mapping[str, i
             slot = heapq.heappop(taken)[1]
             bisect.insort(free, (sizes[slot], slot))
         need = _aligned(math.prod(_numbers(buffers[name].shape, dims)))
+        saved = buffers[name].role == "saved"
         holding = bisect.bisect_left(free, (need, 0))
-        if holding < len(free):
+        if holding < len(free) and (not saved or free[holding][0] == need):
             slot = free.pop(holding)[1]
-        elif free:
+        elif free and not saved:
             slot = free.pop(bisect.bisect_left(free, (free[-1][0], 0)))[1]
             sizes[slot] = need
         else:

@@ -166,7 +166,7 @@ export class Plan {
     return { region: prefix + name, offset: 0, shape };
   }
 
-  /** Share work space between buffers that are never alive together: the smallest free slot that holds one, else the largest, which grows. */
+  /** Share work space between buffers that are never alive together: the smallest free slot that holds one, else the largest, which grows; what is saved takes its own size or a new one. */
   #slots(program: ProgramJson, buffers: Map<string, BufferJson>, dims: Dims): Slots {
     const alive = new Map<string, [first: number, last: number]>();
     const steps = expand(program, this.tables, bindExtent([1, ["L"]], dims), chunks(program, dims));
@@ -187,14 +187,15 @@ export class Plan {
       for (; freed < first; freed++) for (const slot of ends[freed] ?? []) free.splice(rankOf(free, slot), 0, slot);
       const shape = bindShape(buffers.get(name)?.shape ?? [], dims);
       const need = this.#aligned(product(shape));
-      const largest = free.at(-1);
-      let slot: Slot;
-      if (largest === undefined) {
+      const saved = buffers.get(name)?.role === "saved";
+      const largest = free.at(-1)?.size ?? 0;
+      const at = rankOf(free, { size: Math.min(need, largest), number: 0 });
+      let slot = free[at];
+      if (slot === undefined || (saved && slot.size !== need)) {
         slot = { size: need, number: slots.length };
         slots.push(slot);
       } else {
-        const wanted = Math.min(need, largest.size);
-        [slot] = free.splice(rankOf(free, { size: wanted, number: 0 }), 1) as [Slot];
+        free.splice(at, 1);
         slot.size = Math.max(slot.size, need);
       }
       ends[last]?.push(slot);
