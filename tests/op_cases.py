@@ -189,6 +189,31 @@ def optimizer() -> Iterator[Case]:
     yield Case("adamw_step", {"P": 1003}, {**ADAMW, "weight_decay": 0.0})
 
 
+def fused() -> Iterator[Case]:
+    for rows, inputs, outputs in [*PRODUCTS, (1024, 96, 384), (1024, 384, 96), (300, 310, 290)]:
+        sizes = {"N": rows, "I": inputs, "O": outputs}
+        for erf in (0.0, 1.0):
+            yield Case("linear_gelu_forward", sizes, {"erf": erf})
+            yield Case("gelu_linear_backward_input", sizes, {"erf": erf})
+        yield Case("linear_gelu_forward", sizes, {"erf": 0.0}, without=("bias",))
+        yield Case("linear_residual_forward", sizes)
+        yield Case("linear_residual_forward", sizes, without=("bias",))
+        for mode in MODES:
+            yield Case("linear_backward_weight_bias", sizes, mode=mode)
+    for erf in (0.0, 1.0):
+        for kind in ("range", "large", "zeros"):
+            sizes = {"N": 67, "I": 301, "O": 5}
+            yield Case("gelu_linear_backward_input", sizes, {"erf": erf}, kind=kind)
+    for op in ("linear_residual_forward", "linear_backward_weight_bias"):
+        yield Case(op, {"N": 300, "I": 310, "O": 290}, kind="positive")
+    for mode in MODES:
+        yield from _rows("layernorm_backward", mode=mode)
+    for kind in ("offset", "positive", "tiny"):
+        yield Case("layernorm_backward", {"N": 257, "C": 96}, kind=kind)
+    for rows, width in ((3, 1280), (1024, 96)):
+        yield Case("layernorm_backward", {"N": rows, "C": width})
+
+
 def any_sizes() -> Iterator[Case]:
     """A few cases of every op with random sizes, to be wrong in ways that nobody thought of."""
     random = np.random.default_rng(5)
@@ -223,6 +248,7 @@ FAMILIES = (
     cross_entropy,
     small_ops,
     optimizer,
+    fused,
     any_sizes,
 )
 CASES = {str(case): case for family in FAMILIES for case in family()}

@@ -193,7 +193,7 @@ def _layernorm(case: Case, random: np.random.Generator, found: Operands) -> None
 
 
 def _gelu(case: Case, random: np.random.Generator, found: Operands) -> None:
-    x = _present(found, "x")
+    x = _present(found, "fc" if "fc" in found else "x")
     if case.kind == "range":
         x[:] = np.linspace(-14, 14, x.size).reshape(x.shape)
     elif case.kind == "large":
@@ -290,4 +290,6 @@ _FILL: dict[str, Callable[[Case, np.random.Generator, Operands], None]] = {
     "cross_entropy_backward": _cross_entropy,
     "gradient_clip": _gradient_clip,
     "adamw_step": _adamw,
+    "gelu_linear_backward_input": _gelu,
+    "layernorm_backward": _layernorm,
 }

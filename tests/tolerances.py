@@ -31,6 +31,8 @@ LOSS_TO_STEP_10 = {"native": loss_limit("cpp", 10), "webgpu": loss_limit("webgpu
 LOSS_TO_STEP_200 = {"native": loss_limit("cpp", 200), "webgpu": loss_limit("webgpu", 200)}
 # Attention block by block against all at once, in float64: the same sums in another order.
 BLOCKS = 1e-13
+# A fused program against the plain one in float64: the same sums, some of them in another order.
+FUSED_IN_FLOAT64 = 1e-12
 # One AdamW step written a second time in float64.
 ADAMW = 1e-13
 # A model that is large enough learns one batch by heart; not doing so means a wrong gradient somewhere.
@@ -117,6 +119,29 @@ def _gelu_forward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[st
 
 def _gelu_backward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[str, Array]:
     return {"dx": np.abs(_float64(given)["dout"])}
+
+
+def _linear_gelu_forward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[str, Array]:
+    """gelu has a slope of at most 1.13, and a quarter of the limit is gelu's own."""
+    fc = _absolute(case, given, ref)["fc"]
+    return {"out": 1.2 * fc + np.abs(ref["fc"]) / 4, "fc": fc}
+
+
+def _gelu_linear_backward_input(
+    case: Case, given: Operands, ref: dict[str, Array]
+) -> dict[str, Array]:
+    o = _float64(given)
+    product = np.abs(o["dout"]) @ np.abs(o["weight"].T)
+    return {
+        "dfc": 1.2 * product + np.abs(o["dout"] @ o["weight"].T) / 2,
+        "act": np.abs(o["fc"]) / 4,
+    }
+
+
+def _layernorm_backward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[str, Array]:
+    dx = _layernorm_backward_input(case, {**given, "dx": np.zeros(1)}, ref)["dx"]
+    old = np.abs(_float64(given)["dx"])
+    return {"dx": dx + old, **_layernorm_backward_weight(case, given, ref)}
 
 
 def _largest_scores(case: Case, o: dict[str, Array]) -> Array:
@@ -235,6 +260,13 @@ LIMITS: dict[str, Limit] = {
     "sum_squares": Limit(16, 32, _absolute, _SUM),
     "gradient_clip": Limit(2, 4, _result, "a sum, a root and a quotient, each rounded once"),
     "adamw_step": Limit(8, 16, _adamw_step, "about ten roundings, a root and two quotients"),
+    "linear_gelu_forward": Limit(16, 32, _linear_gelu_forward, _SUM + ", then gelu"),
+    "linear_residual_forward": Limit(16, 32, _absolute, _SUM),
+    "gelu_linear_backward_input": Limit(
+        16, 64, _gelu_linear_backward_input, _SUM + ", times gelu's slope"
+    ),
+    "linear_backward_weight_bias": Limit(16, 32, _absolute, _SUM),
+    "layernorm_backward": Limit(8, 32, _layernorm_backward, "as the two ops it joins"),
 }
 
 

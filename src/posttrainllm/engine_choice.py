@@ -23,10 +23,18 @@ from posttrainllm.config import (
     replace,
 )
 from posttrainllm.control import initial_values
-from posttrainllm.engines.base import Engine, TooLarge, check_memory, copied_bytes
+from posttrainllm.engines.base import (
+    Engine,
+    ProgramEngine,
+    TooLarge,
+    check_memory,
+    copied_bytes,
+)
 from posttrainllm.errors import EngineError
+from posttrainllm.fuse import fuse
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
+from posttrainllm.program import Program
 
 BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
 
@@ -166,20 +174,24 @@ def _program_engine(
     dtype: type[np.floating[Any]],
     before: Mapping[str, Any] | None = None,
 ) -> Engine:
+    def fused(kind: type[ProgramEngine]) -> dict[str, Program]:
+        ops = kind.fused_ops if engine.fuse else ()
+        return {key: fuse(program, ops) for key, program in programs.items()} if ops else programs
+
     if name == "numpy":
         from posttrainllm.engines.numpy_engine import NumpyEngine
 
-        return NumpyEngine(programs, dims, dtype=dtype)
+        return NumpyEngine(fused(NumpyEngine), dims, dtype=dtype)
     if name == "wasm":
         from posttrainllm.engines.wasm_engine import WasmEngine
 
-        return WasmEngine(programs, dims)
+        return WasmEngine(fused(WasmEngine), dims)
     if name == "webgpu":
         from posttrainllm.engines.webgpu_engine import WebGpuEngine
 
         choices = (before or {}).get("choices")
         preferred = json.loads(choices) if choices else None
-        return WebGpuEngine(programs, dims, adapter=engine.adapter, preferred=preferred)
+        return WebGpuEngine(fused(WebGpuEngine), dims, adapter=engine.adapter, preferred=preferred)
     from posttrainllm.engines.cpp_engine import CppEngine
 
-    return CppEngine(programs, dims, threads=engine.threads, build=engine.cpp_build)
+    return CppEngine(fused(CppEngine), dims, threads=engine.threads, build=engine.cpp_build)

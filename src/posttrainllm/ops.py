@@ -1,8 +1,8 @@
 """The op table: every operation an engine may be asked to run, with its operands, attributes and shapes.
 
-What this is: data. One row an op, in the order forward, backward, family by family. Engines implement the rows, ``program.py`` checks
-calls against them, the call table of the C++ driver and the bindings of the WebGPU host are laid out by them, and a test holds C++
-symbols, WGSL entry points and documentation pages to the same names.
+What this is: data. One row an op, in the order forward, backward, family by family, the fused ones last. Engines implement the rows,
+``program.py`` checks calls against them, the call table of the C++ driver and the bindings of the WebGPU host are laid out by them, and a
+test holds C++ symbols, WGSL entry points and documentation pages to the same names.
 What this is not: an implementation. The definition of what each op computes is ``engines/numpy_engine.py``; its derivation stands in
 ``docs/ops/<family>.md``. Read next: ``program.py``.
 
@@ -76,11 +76,13 @@ class Op:
     @property
     def family(self) -> str:
         """The kernels' file and the documentation page this op lives in: ``layernorm`` for ``layernorm_backward_input``."""
+        if self.name in FAMILY_OF:
+            return FAMILY_OF[self.name]
         for suffix in ("_forward", "_backward"):
             head, found, _ = self.name.partition(suffix)
             if found:
                 return head
-        return FAMILY_OF[self.name]
+        raise KeyError(f"{self.name} has no family")
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -88,7 +90,7 @@ class Op:
         return self.outputs + self.inputs
 
 
-#: Ops whose names do not carry their family as <family>_forward or <family>_backward.
+#: Ops whose names do not carry the family they belong to as <family>_forward or <family>_backward.
 FAMILY_OF = {
     "attention_append": "attention",
     "attention_decode": "attention",
@@ -96,6 +98,9 @@ FAMILY_OF = {
     "sum_squares": "optimizer",
     "gradient_clip": "optimizer",
     "adamw_step": "optimizer",
+    "linear_gelu_forward": "fused",
+    "linear_residual_forward": "fused",
+    "gelu_linear_backward_input": "fused",
 }
 
 
@@ -309,5 +314,69 @@ _TABLE = (
     ),
 )
 
+# Ops that do the work of several of the rows above with fewer passes over memory. No program is written with them: ``fuse.py`` puts
+# them in for engines that have them.
+_FUSED = (
+    # fc = x W + bias;  out = gelu(fc)
+    Op(
+        "linear_gelu_forward",
+        (_out("out", "N", "O"), _out("fc", "N", "O")),
+        (_in("x", "N", "I"), _in("weight", "I", "O"), _in("bias", "O", optional=True)),
+        ("N", "I", "O"),
+        {"erf": 0.0},
+    ),
+    # out = residual + (x W + bias)
+    Op(
+        "linear_residual_forward",
+        (_out("out", "N", "O"),),
+        (
+            _in("residual", "N", "O"),
+            _in("x", "N", "I"),
+            _in("weight", "I", "O"),
+            _in("bias", "O", optional=True),
+        ),
+        ("N", "I", "O"),
+    ),
+    # of out = gelu(fc) W + bias:  dfc = (dout W^T) gelu'(fc);  act = gelu(fc) again, so that forward need not keep it
+    Op(
+        "gelu_linear_backward_input",
+        (_out("dfc", "N", "I"), _out("act", "N", "I")),
+        (_in("dout", "N", "O"), _in("weight", "I", "O"), _in("fc", "N", "I")),
+        ("N", "I", "O"),
+        {"erf": 0.0},
+    ),
+    # dweight (+)= x^T dout;  dbias (+)= column sums of dout
+    Op(
+        "linear_backward_weight_bias",
+        (
+            _out("dweight", "I", "O", mode="accumulate"),
+            _out("dbias", "O", mode="accumulate"),
+        ),
+        (_in("x", "N", "I"), _in("dout", "N", "O"), _SCALARS),
+        ("N", "I", "O"),
+        _ACCUMULATE,
+    ),
+    # dx += as layernorm_backward_input;  dweight, dbias (+)= as layernorm_backward_weight
+    Op(
+        "layernorm_backward",
+        (
+            _out("dx", "N", "C", mode="update"),
+            _out("dweight", "C", mode="accumulate"),
+            _out("dbias", "C", mode="accumulate"),
+        ),
+        (
+            _in("dout", "N", "C"),
+            _in("x", "N", "C"),
+            _in("weight", "C"),
+            _in("mean", "N"),
+            _in("rstd", "N"),
+            _SCALARS,
+        ),
+        ("N", "C"),
+        _ACCUMULATE,
+    ),
+)
+
 #: The table by name. An op's number in the C++ call table is its place in this order.
-OPS: dict[str, Op] = {op.name: op for op in _TABLE}
+OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED}
+FUSED: tuple[str, ...] = tuple(op.name for op in _FUSED)

@@ -287,6 +287,10 @@ class EngineConfig(Section):
     cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
         default="", description="build of the C++ kernels; empty takes the best one here"
     )
+    fuse: bool = Field(
+        default=True,
+        description="run programs with the fused ops that the engine has; false runs them as written",
+    )
     adapter: str = Field(
         default="",
         max_length=200,

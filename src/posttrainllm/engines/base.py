@@ -162,6 +162,7 @@ class ProgramEngine(ABC):
     """An engine that runs programs: inputs in, one run a program, results out. A subclass brings memory and the run."""
 
     name: str
+    fused_ops: frozenset[str] = frozenset()  # what ``fuse.py`` may put into its programs
 
     def __init__(
         self, programs: Mapping[str, Program], dims: Mapping[str, Mapping[str, int]]

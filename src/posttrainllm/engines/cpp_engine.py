@@ -17,7 +17,7 @@ from posttrainllm.engines.base import Array, ProgramEngine
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import available_builds, build_id, library_path
 from posttrainllm.machine import available_threads, instruction_sets
-from posttrainllm.ops import OPS
+from posttrainllm.ops import FUSED, OPS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
 
@@ -109,6 +109,7 @@ class CppEngine(ProgramEngine):
     """See ``base.Engine``. ``threads`` 0 means all that this process may use."""
 
     name = "cpp"
+    fused_ops = frozenset(FUSED)
 
     def __init__(
         self,

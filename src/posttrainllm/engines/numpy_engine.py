@@ -1,6 +1,7 @@
 """The numpy engine: the definition that every other engine is held to.
 
-It runs the same programs over the same plan, in float32 or float64, one op of ``numpy_ops.py`` at a time. It is slow on purpose.
+It runs the same programs over the same plan, in float32 or float64, one op of ``numpy_ops.py`` at a time. It is slow on purpose. It
+can run every fused op and asks for none: what others are held to is the program as it was written.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrainllm.engines.base import Array, ProgramEngine, TooLarge
-from posttrainllm.engines.cpp_engine import call_table
+from posttrainllm.engines.cpp_engine import CppEngine, call_table
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGE, PAGES, WASM
@@ -121,6 +121,7 @@ class WasmEngine(ProgramEngine):
     """See ``base.Engine``. ``build`` '' takes the smallest pointer size that the plan fits into."""
 
     name = "wasm"
+    fused_ops = CppEngine.fused_ops
 
     def __init__(
         self,

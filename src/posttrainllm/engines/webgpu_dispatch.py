@@ -104,6 +104,19 @@ class Limits:
         }
 
 
+def _read_table() -> dict[str, Any]:
+    text = files("posttrainllm.kernels").joinpath("wgsl/dispatch.json").read_text("utf-8")
+    table: dict[str, Any] = json.loads(text)
+    if table["format"] != FORMAT:
+        raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
+    return table
+
+
+def table_ops() -> frozenset[str]:
+    """The ops that have kernels."""
+    return frozenset(_read_table()["ops"])
+
+
 class DispatchTable:
     """The table, and the choice among its variants.
 
@@ -114,10 +127,7 @@ class DispatchTable:
         """Read the table that ships with the package."""
         self.limits = limits
         self.preferred = dict(preferred or {})
-        text = files("posttrainllm.kernels").joinpath("wgsl/dispatch.json").read_text("utf-8")
-        table = json.loads(text)
-        if table["format"] != FORMAT:
-            raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
+        table = _read_table()
         self.ops = {op: _variants(rows, table["shared"]) for op, rows in table["ops"].items()}
         self.rules: list[dict[str, Any]] = table["fused"]
         self.ops |= {

@@ -16,11 +16,11 @@ import numpy as np
 from posttrainllm.engines.base import I32, Array, Batch, ProgramEngine, StepResult, StepScalars
 from posttrainllm.engines.webgpu_batches import Batches
 from posttrainllm.engines.webgpu_device import GpuDevice, choose_adapter
-from posttrainllm.engines.webgpu_dispatch import DispatchTable
+from posttrainllm.engines.webgpu_dispatch import DispatchTable, table_ops
 from posttrainllm.engines.webgpu_memory import GpuMemory
 from posttrainllm.engines.webgpu_recorder import Recorder, Recording
 from posttrainllm.engines.webgpu_tuning import Choices, program_key, tune
-from posttrainllm.ops import CLIP, SCALARS
+from posttrainllm.ops import CLIP, FUSED, SCALARS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
 
@@ -33,6 +33,7 @@ class WebGpuEngine(ProgramEngine):
     """See ``base.Engine``. ``adapter`` is a part of an adapter's name; empty takes the best one."""
 
     name = "webgpu"
+    fused_ops = frozenset(FUSED) & table_ops()
 
     def __init__(
         self,

@@ -28,6 +28,10 @@ constexpr i64 KC = 256;           // a panel of B (KC x NR) stays in the first-l
 constexpr i64 MC = 64 / MR * MR;  // a block of A (MC x KC, 64 KiB) in the second-level cache
 constexpr i64 PACK = 1 << 18;     // floats of packed B at a time
 constexpr i64 ENOUGH_TILES = 16;  // tiles of C to cut even a small product into
+constexpr i64 FEW_ROWS = 4;       // products of no more rows are not packed: see linear.cpp
+
+// Values of k a block, by K alone.
+inline i64 block_depth(i64 K) { return round_up(ceil_div(K, ceil_div(K, KC)), 4); }
 
 struct Gemm {
   i64 M, N, K;
@@ -46,7 +50,7 @@ struct Blocking {
   // kc: columns of A a block; ks: rows of B packed at a time (whole blocks); nc: columns of B
   // packed at a time; mc and panels: rows and panels of B in a tile of C.
   Blocking(i64 M, i64 N, i64 K) {
-    kc = round_up(ceil_div(K, ceil_div(K, KC)), 4);
+    kc = block_depth(K);
     const i64 most = PACK / kc / NR * NR;
     nc = N <= most ? N : round_up(ceil_div(N, ceil_div(N, most)), NR);
     ks = kc * min(ceil_div(K, kc), max(1, PACK / (kc * round_up(nc, W))));
@@ -178,7 +182,18 @@ inline void microkernel(i64 width, i64 K, const float* a, const float* b, float*
   microkernel<1>(K, a, b, c, ldc, rows, cols, bias, add);
 }
 
-inline void gemm(const Gemm& g, const Work& work) {
+// What a caller may do along the way, on data that the caches still hold. Both run inside tiles, hence
+// on several threads, and each is called once for every piece:
+//   packed(k, n, panel, width, rows, cols)   rows x cols of B from (k, n) on, packed `width` to a row
+//   done(m, n, rows, cols)                   rows x cols of C from (m, n) on, complete
+struct NoHook {
+  void operator()(i64, i64, const float*, i64, i64, i64) const {}
+  void operator()(i64, i64, i64, i64) const {}
+};
+
+template <class Packed = NoHook, class Done = NoHook>
+inline void gemm(const Gemm& g, const Work& work, const Packed& on_packed = {},
+                 const Done& on_done = {}) {
   const Blocking blocking(g.M, g.N, g.K);
   const i64 kc = blocking.kc, mc = blocking.mc;
   float* packed = static_cast<float*>(work.scratch);
@@ -190,8 +205,10 @@ inline void gemm(const Gemm& g, const Work& work) {
       run_tiles(work, blocks * panels, [=](i64 tile) {
         const i64 k = tile / panels * kc, n = tile % panels * NR;
         const i64 rows = min(kc, ks - k), cols = min(NR, nc - n);
-        pack_b(packed + k * padded + n * rows, round_up(cols, W),
-               g.b + (k0 + k) * g.b_row + (n0 + n) * g.b_col, g.b_row, g.b_col, rows, cols);
+        float* panel = packed + k * padded + n * rows;
+        pack_b(panel, round_up(cols, W), g.b + (k0 + k) * g.b_row + (n0 + n) * g.b_col, g.b_row,
+               g.b_col, rows, cols);
+        on_packed(k0 + k, n0 + n, panel, round_up(cols, W), rows, cols);
       });
       const i64 bands = ceil_div(g.M, mc), stripes = ceil_div(panels, blocking.panels);
       run_tiles(work, bands * stripes, [=](i64 tile) {
@@ -201,7 +218,7 @@ inline void gemm(const Gemm& g, const Work& work) {
         for (i64 k = 0; k < ks; k += kc) {
           const i64 depth = min(kc, ks - k);
           pack_a(block, g.a + m0 * g.a_row + (k0 + k) * g.a_col, g.a_row, g.a_col, depth, rows);
-          const bool start = k0 + k == 0;
+          const bool start = k0 + k == 0, end = k0 + k + depth == g.K;
           for (i64 p = p0; p < p1; p++) {
             const i64 n = p * NR, cols = min(NR, nc - n);
             const float* bias = start && g.bias ? g.bias + n0 + n : nullptr;
@@ -211,6 +228,7 @@ inline void gemm(const Gemm& g, const Work& work) {
                           min(MR, rows - m), cols, bias, !start || g.add);
             }
           }
+          if (end) on_done(m0, n0 + p0 * NR, rows, min(p1 * NR, nc) - p0 * NR);
         }
       });
     }

@@ -13,6 +13,30 @@
 #include "ops.h"
 #include "reduce.h"
 
+namespace {
+
+// dx of row n. use(c, value, dout, xhat, lanes) is handed every vector of it.
+template <class Use>
+inline void backward_row(i64 n, i64 C, const float* dout, const float* x, const float* weight,
+                         const float* mean, const float* rstd, const Use& use) {
+  const vf mu = splat(mean[n]), r = splat(rstd[n]);
+  const float *d = dout + n * C, *row = x + n * C;
+  const auto g_at = [=](i64 c, auto lanes) {  // 0 behind the end of the row
+    return get(d + c, lanes) * get(weight + c, lanes);
+  };
+  const auto gx_at = [=](i64 c, auto lanes) {
+    return g_at(c, lanes) * ((get(row + c, lanes) - mu) * r);
+  };
+  const vf mean_g = splat(row_sum(C, g_at) / float(C));
+  const vf mean_gx = splat(row_sum(C, gx_at) / float(C));
+  for_lanes(C, [=, &use](i64 c, auto lanes) {
+    const vf g = g_at(c, lanes), xhat = (get(row + c, lanes) - mu) * r;
+    use(c, r * (g - fma(xhat, mean_gx, mean_g)), get(d + c, lanes), xhat, lanes);
+  });
+}
+
+}  // namespace
+
 extern "C" {
 
 // Tiles of rows; writes out, mean, rstd.
@@ -48,20 +72,7 @@ void layernorm_backward_input(float* dx, const float* dout, const float* x, cons
   const bool add = accumulate == ADD;
   run_rows(work, N, rows_per_tile(C), [=](i64 first, i64 last) {
     for (i64 n = first; n < last; n++) {
-      const vf mu = splat(mean[n]), r = splat(rstd[n]);
-      const auto g_at = [=](i64 c, auto lanes) {  // 0 behind the end of the row
-        return get(dout + n * C + c, lanes) * get(weight + c, lanes);
-      };
-      const vf mean_g = splat(row_sum(C, g_at) / float(C));
-      const vf mean_gx =
-          splat(row_sum(C,
-                        [=](i64 c, auto lanes) {
-                          return g_at(c, lanes) * ((get(x + n * C + c, lanes) - mu) * r);
-                        }) /
-                float(C));
-      for_lanes(C, [=](i64 c, auto lanes) {
-        const vf g = g_at(c, lanes), xhat = (get(x + n * C + c, lanes) - mu) * r;
-        const vf value = r * (g - fma(xhat, mean_gx, mean_g));
+      backward_row(n, C, dout, x, weight, mean, rstd, [=](i64 c, vf value, vf, vf, auto lanes) {
         float* target = dx + n * C + c;
         put(target, add ? get(target, lanes) + value : value, lanes);
       });
@@ -89,6 +100,30 @@ void layernorm_backward_weight(float* dweight, float* dbias, const float* dout, 
       put(sums + c, w, lanes);
       put(sums + C + c, b, lanes);
     });
+  });
+  add_parts(dweight, partial, part_count(N), 2 * C, C, add, work);
+  add_parts(dbias, partial + C, part_count(N), 2 * C, C, add, work);
+}
+
+// The two above from one read of dout and x, with their bits. Adds to dx; writes dweight and dbias or
+// adds to them.
+void layernorm_backward(float* dx, float* dweight, float* dbias, const float* dout, const float* x,
+                        const float* weight, const float* mean, const float* rstd,
+                        const float* scalars, i64 N, i64 C, i32 accumulate, const Work& work) {
+  const bool add = adds(accumulate, scalars);
+  float* partial = static_cast<float*>(work.scratch);
+  run_rows(work, N, rows_per_part(N), [=](i64 first, i64 last) {
+    float* sums = partial + first / rows_per_part(N) * 2 * C;
+    for_lanes(2 * C, [=](i64 c, auto lanes) { put(sums + c, splat(0.0f), lanes); });
+    for (i64 n = first; n < last; n++) {
+      backward_row(n, C, dout, x, weight, mean, rstd,
+                   [=](i64 c, vf value, vf d, vf xhat, auto lanes) {
+                     float *target = dx + n * C + c, *w = sums + c, *b = sums + C + c;
+                     put(target, get(target, lanes) + value, lanes);
+                     put(w, fma(d, xhat, get(w, lanes)), lanes);
+                     put(b, get(b, lanes) + d, lanes);
+                   });
+    }
   });
   add_parts(dweight, partial, part_count(N), 2 * C, C, add, work);
   add_parts(dbias, partial + C, part_count(N), 2 * C, C, add, work);

@@ -13,8 +13,7 @@
 
 namespace {
 
-constexpr i64 FEW_ROWS =
-    4;  // up to here weights are read once, not packed: decoding is bound by memory
+// Up to FEW_ROWS rows the weights are read once, not packed: decoding is bound by memory.
 
 // out for N <= FEW_ROWS, W (I, O): tiles of columns; weight rows are streamed, sums stay in
 // registers.
@@ -67,6 +66,18 @@ void few_rows_transposed(float* out, const float* x, const float* weight, const 
   });
 }
 
+// out[o] = the sum of a column of `rows` rows, in four chains that run side by side.
+inline void column_sums(float* out, const float* from, i64 stride, i64 rows, i64 cols) {
+  for_lanes(cols, [=](i64 c, auto lanes) {
+    vf sum[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+    i64 n = 0;
+    for (; n + 4 <= rows; n += 4)
+      for (int i = 0; i < 4; i++) sum[i] += get(from + (n + i) * stride + c, lanes);
+    for (; n < rows; n++) sum[0] += get(from + n * stride + c, lanes);
+    put(out + c, (sum[0] + sum[1]) + (sum[2] + sum[3]), lanes);
+  });
+}
+
 template <int N>
 void few_rows(float* out, const float* x, const float* weight, const float* bias, i64 I, i64 O,
               i32 transposed, const Work& work) {
@@ -114,19 +125,36 @@ void linear_backward_weight(float* dweight, const float* x, const float* dout, c
   }
 }
 
-// Two passes as reduce.h says. Writes dbias or adds to it.
+// Two passes: partial sums over the blocks of rows that a product over N has (gemm.h), then their
+// sum in order; so it has the bits of linear_backward_weight_bias. Writes dbias or adds to it.
 void linear_backward_bias(float* dbias, const float* dout, const float* scalars, i64 N, i64 O,
                           i32 accumulate, const Work& work) {
+  constexpr i64 STRIPE = 64;
   float* partial = static_cast<float*>(work.scratch);
-  run_rows(work, N, rows_per_part(N), [=](i64 first, i64 last) {
-    float* sums = partial + first / rows_per_part(N) * O;
-    for_lanes(O, [=](i64 o, auto lanes) {
-      vf sum = splat(0.0f);
-      for (i64 n = first; n < last; n++) sum += get(dout + n * O + o, lanes);
-      put(sums + o, sum, lanes);
-    });
+  const i64 depth = block_depth(N), blocks = ceil_div(N, depth), stripes = ceil_div(O, STRIPE);
+  run_tiles(work, blocks * stripes, [=](i64 tile) {
+    const i64 n = tile / stripes * depth, o = tile % stripes * STRIPE;
+    column_sums(partial + n / depth * O + o, dout + n * O + o, O, min(depth, N - n),
+                min(STRIPE, O - o));
   });
-  add_parts(dbias, partial, part_count(N), O, O, adds(accumulate, scalars), work);
+  add_parts(dbias, partial, blocks, O, O, adds(accumulate, scalars), work);
+}
+
+// Both gradients from one read of dout: its columns are summed while the product packs them. Writes
+// both or adds to both.
+void linear_backward_weight_bias(float* dweight, float* dbias, const float* x, const float* dout,
+                                 const float* scalars, i64 N, i64 I, i64 O, i32 accumulate,
+                                 const Work& work) {
+  const bool add = adds(accumulate, scalars);
+  const i64 depth = block_depth(N);
+  float* partial = static_cast<float*>(work.scratch);
+  const u64 sums = linear_backward_bias_workspace(N, O);
+  const Work rest = {partial + sums / sizeof(float), work.threads};
+  gemm({I, O, N, x, 1, I, dout, O, 1, dweight, nullptr, add}, rest,
+       [=](i64 n, i64 o, const float* panel, i64 width, i64 rows, i64 cols) {
+         column_sums(partial + n / depth * O + o, panel, width, rows, cols);
+       });
+  add_parts(dbias, partial, ceil_div(N, depth), O, O, add, work);
 }
 
 }  // extern "C"
@@ -138,4 +166,9 @@ u64 linear_backward_input_workspace(i64 N, i64 I, i64 O) { return gemm_workspace
 u64 linear_backward_weight_workspace(i64 N, i64 I, i64 O, i32 transposed) {
   return transposed ? gemm_workspace(O, I, N) : gemm_workspace(I, O, N);
 }
-u64 linear_backward_bias_workspace(i64 N, i64 O) { return u64(part_count(N)) * O * sizeof(float); }
+u64 linear_backward_bias_workspace(i64 N, i64 O) {
+  return u64(ceil_div(N, block_depth(N))) * round_up(O, W) * sizeof(float);
+}
+u64 linear_backward_weight_bias_workspace(i64 N, i64 I, i64 O) {
+  return linear_backward_bias_workspace(N, O) + gemm_workspace(I, O, N);
+}

@@ -25,6 +25,9 @@ void layernorm_backward_input(float* dx, const float* dout, const float* x, cons
 void layernorm_backward_weight(float* dweight, float* dbias, const float* dout, const float* x,
                                const float* mean, const float* rstd, const float* scalars, i64 N,
                                i64 C, i32 accumulate, const Work& work);
+void layernorm_backward(float* dx, float* dweight, float* dbias, const float* dout, const float* x,
+                        const float* weight, const float* mean, const float* rstd,
+                        const float* scalars, i64 N, i64 C, i32 accumulate, const Work& work);
 
 void linear_forward(float* out, const float* x, const float* weight, const float* bias, i64 N,
                     i64 I, i64 O, i32 transposed, const Work& work);
@@ -34,6 +37,10 @@ void linear_backward_weight(float* dweight, const float* x, const float* dout, c
                             i64 N, i64 I, i64 O, i32 transposed, i32 accumulate, const Work& work);
 void linear_backward_bias(float* dbias, const float* dout, const float* scalars, i64 N, i64 O,
                           i32 accumulate, const Work& work);
+
+void linear_backward_weight_bias(float* dweight, float* dbias, const float* x, const float* dout,
+                                 const float* scalars, i64 N, i64 I, i64 O, i32 accumulate,
+                                 const Work& work);
 
 void gelu_forward(float* out, const float* x, i64 N, i64 C, i32 erf, const Work& work);
 void gelu_backward(float* dx, const float* dout, const float* x, i64 N, i64 C, i32 erf,
@@ -67,6 +74,13 @@ void adamw_step(float* param, float* m, float* v, const float* grad, const float
                 const float* scalars, i64 P, double beta1, double beta2, double eps,
                 double weight_decay, const Work& work);
 
+void linear_gelu_forward(float* out, float* fc, const float* x, const float* weight,
+                         const float* bias, i64 N, i64 I, i64 O, i32 erf, const Work& work);
+void linear_residual_forward(float* out, const float* residual, const float* x, const float* weight,
+                             const float* bias, i64 N, i64 I, i64 O, const Work& work);
+void gelu_linear_backward_input(float* dfc, float* act, const float* dout, const float* weight,
+                                const float* fc, i64 N, i64 I, i64 O, i32 erf, const Work& work);
+
 }  // extern "C"
 #pragma GCC visibility pop
 
@@ -76,6 +90,7 @@ u64 linear_forward_workspace(i64 N, i64 I, i64 O);
 u64 linear_backward_input_workspace(i64 N, i64 I, i64 O);
 u64 linear_backward_weight_workspace(i64 N, i64 I, i64 O, i32 transposed);
 u64 linear_backward_bias_workspace(i64 N, i64 O);
+u64 linear_backward_weight_bias_workspace(i64 N, i64 I, i64 O);
 u64 attention_forward_workspace(i64 B, i64 T, i64 C, i64 H);
 u64 attention_backward_workspace(i64 B, i64 T, i64 C, i64 H);
 u64 sum_squares_workspace(i64 P);

@@ -153,6 +153,38 @@ constexpr Row TABLE[] = {
                   a.call.attr[1], a.call.attr[2], a.call.attr[3], a.work);
      },
      nothing},
+    {"linear_gelu_forward", 5, 4, 3, -1, false,
+     [](const Args& a) {
+       linear_gelu_forward(a.f(0), a.f(1), a.f(2), a.f(3), a.f(4), a.n(0), a.n(1), a.n(2),
+                           a.flag(0), a.work);
+     },
+     [](const i64* n, const double*) { return linear_forward_workspace(n[0], n[1], n[2]); }},
+    {"linear_residual_forward", 5, 4, 3, -1, false,
+     [](const Args& a) {
+       linear_residual_forward(a.f(0), a.f(1), a.f(2), a.f(3), a.f(4), a.n(0), a.n(1), a.n(2),
+                               a.work);
+     },
+     [](const i64* n, const double*) { return linear_forward_workspace(n[0], n[1], n[2]); }},
+    {"gelu_linear_backward_input", 5, -1, 3, -1, false,
+     [](const Args& a) {
+       gelu_linear_backward_input(a.f(0), a.f(1), a.f(2), a.f(3), a.f(4), a.n(0), a.n(1), a.n(2),
+                                  a.flag(0), a.work);
+     },
+     [](const i64* n, const double*) { return linear_backward_input_workspace(n[0], n[1], n[2]); }},
+    {"linear_backward_weight_bias", 5, -1, 3, 0, true,
+     [](const Args& a) {
+       linear_backward_weight_bias(a.f(0), a.f(1), a.f(2), a.f(3), a.f(4), a.n(0), a.n(1), a.n(2),
+                                   a.flag(0), a.work);
+     },
+     [](const i64* n, const double*) {
+       return linear_backward_weight_bias_workspace(n[0], n[1], n[2]);
+     }},
+    {"layernorm_backward", 9, -1, 2, 0, true,
+     [](const Args& a) {
+       layernorm_backward(a.f(0), a.f(1), a.f(2), a.f(3), a.f(4), a.f(5), a.f(6), a.f(7), a.f(8),
+                          a.n(0), a.n(1), a.flag(0), a.work);
+     },
+     [](const i64* n, const double*) { return layernorm_backward_weight_workspace(n[0], n[1]); }},
 };
 
 constexpr u32 COUNT = sizeof(TABLE) / sizeof(TABLE[0]);
