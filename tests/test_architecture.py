@@ -66,6 +66,7 @@ TABLE = {
     "training": Row(
         (
             "engine_choice",
+            "selfcheck",
             "evaluate",
             "writing",
             "generate",

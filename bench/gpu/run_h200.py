@@ -39,7 +39,7 @@ from posttrainllm.engines.base import StepScalars
 from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
 from posttrainllm.errors import EngineError
 from posttrainllm.lab.benchmark_record import make_record, write_record
-from posttrainllm.lab.cost import step_bytes, step_flops, tokens_per_step
+from posttrainllm.lab.cost import step_bytes, step_flops
 from posttrainllm.selfcheck import self_check
 
 PARITY = ("small", "medium", "large", "xl")
@@ -48,6 +48,10 @@ COMPILED = ("small", "medium", "large", "xl")  # torch.compile takes up to a min
 ROUNDS = 12
 BEGAN = time.monotonic()
 GIVEN = argparse.Namespace()
+
+
+def tokens_per_step(config: TrainConfig) -> int:
+    return config.data.batch_size * config.model.n_ctx
 
 
 def within(seconds: float) -> bool:

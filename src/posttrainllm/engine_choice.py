@@ -188,10 +188,12 @@ def _program_engine(
         return WasmEngine(fused(WasmEngine), dims)
     if name == "webgpu":
         from posttrainllm.engines.webgpu_engine import WebGpuEngine
+        from posttrainllm.selfcheck import checked_adapter
 
         choices = (before or {}).get("choices")
         preferred = json.loads(choices) if choices else None
-        return WebGpuEngine(fused(WebGpuEngine), dims, adapter=engine.adapter, preferred=preferred)
+        adapter = checked_adapter(engine.adapter)
+        return WebGpuEngine(fused(WebGpuEngine), dims, adapter=adapter, preferred=preferred)
     from posttrainllm.engines.cpp_engine import CppEngine
 
     return CppEngine(fused(CppEngine), dims, threads=engine.threads, build=engine.cpp_build)

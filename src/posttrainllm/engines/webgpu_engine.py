@@ -73,9 +73,8 @@ class WebGpuEngine(ProgramEngine):
     @property
     def info(self) -> dict[str, str | int]:
         """Adapter, driver, backend and version of wgpu."""
-        kernels = "measured" if self._tunes else "by table"
         choices = json.dumps(self.recorder.table.preferred, sort_keys=True)
-        return {"engine": self.name, **self.device.info, "kernels": kernels, "choices": choices}
+        return {"engine": self.name, **self.device.info, "choices": choices}
 
     @property
     def nbytes(self) -> int:
