@@ -14,7 +14,6 @@ import numpy as np
 
 from posttrainllm.config import load_config
 from posttrainllm.control import bias_corrections
-from posttrainllm.engine_choice import initial_parameters
 from posttrainllm.engines.base import Batch, ProgramEngine, StepScalars
 from posttrainllm.engines.webgpu_device import adapters, choose_adapter, describe
 from posttrainllm.engines.webgpu_engine import WebGpuEngine
@@ -94,11 +93,17 @@ def _reference(programs: Any, dims: Any) -> ProgramEngine:
 
 
 def _train(engine: ProgramEngine) -> list[tuple[float, float]]:
-    """Losses and gradient norms of a few steps on made-up text."""
+    """Losses and gradient norms of a few steps on made-up text, from made-up weights."""
     config = load_config("tiny")
     shape = (config.data.batch_size, config.model.n_ctx)
-    engine.load(initial_parameters(config.model, 1))
     random = np.random.default_rng(1)
+    engine.load(
+        {
+            name: 0.05 * random.standard_normal(place.shape, np.float32)
+            + np.float32(".ln_" in name)
+            for name, (_, place) in engine.plan.layout.items()
+        }
+    )
     for step in range(1, STEPS + 1):
         ids = random.integers(0, 64, (shape[0], shape[1] + 1)).astype(np.int32)
         batch = Batch(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:]))
