@@ -20,6 +20,7 @@ from posttrainllm.engines.webgpu_dispatch import DispatchTable, table_ops
 from posttrainllm.engines.webgpu_memory import GpuMemory
 from posttrainllm.engines.webgpu_recorder import Recorder, Recording
 from posttrainllm.engines.webgpu_tuning import Choices, program_key, tune
+from posttrainllm.errors import EngineError
 from posttrainllm.ops import CLIP, FUSED, SCALARS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
@@ -103,9 +104,7 @@ class WebGpuEngine(ProgramEngine):
             self.memory.send_inputs()
             try:
                 chosen = tune(self.recorder, calls)
-            except (
-                EngineError
-            ):  # a variant that this device has no room for: the table knows one that fits
+            except EngineError:  # no room for a variant: the table knows one that fits
                 chosen = {}
             self._choices.keep(key, chosen, self.device.info)
             self.recorder.table.preferred.update(chosen)
