@@ -5,9 +5,9 @@
 //   gelu_linear_backward_input   of out = gelu(fc) W + bias:
 //                                dfc = (dout W^T) gelu'(fc), and act = gelu(fc) once more
 //
-// gemm.h hands over every piece of the product once its last block of k is added, at most 64 rows of
-// one panel; what follows costs no pass over memory of its own. The arithmetic is that of the plain
-// ops on the same numbers in the same order, so the results have the same bits. Backward computes act
+// gemm.h adds the residual where it stores the last block of k, and hands over every tile that is
+// complete, at most 64 rows of it; what follows costs no pass over memory of its own. The arithmetic
+// is that of the plain ops on the same numbers in the same order, so the results have the same bits. Backward computes act
 // again from fc, whose exponential it needs anyhow: keeping act from the forward pass on would cost
 // N * I floats a layer. All outputs are written, nothing is accumulated.
 #include "gelu.h"
@@ -65,16 +65,14 @@ void linear_gelu_forward(float* out, float* fc, const float* x, const float* wei
 
 void linear_residual_forward(float* out, const float* residual, const float* x, const float* weight,
                              const float* bias, i64 N, i64 I, i64 O, const Work& work) {
-  const auto add = [=](i64 at, auto lanes) {
-    put(out + at, get(residual + at, lanes) + get(out + at, lanes), lanes);
-  };
   if (N <= FEW_ROWS) {
     linear_forward(out, x, weight, bias, N, I, O, 0, work);
-    over_piece(0, 0, N, O, O, add);
+    over_piece(0, 0, N, O, O, [=](i64 at, auto lanes) {
+      put(out + at, get(residual + at, lanes) + get(out + at, lanes), lanes);
+    });
     return;
   }
-  gemm({N, O, I, x, I, 1, weight, O, 1, out, bias, false}, work, NoHook{},
-       [=](i64 m, i64 n, i64 rows, i64 cols) { over_piece(m, n, rows, cols, O, add); });
+  gemm({N, O, I, x, I, 1, weight, O, 1, out, bias, false, residual}, work);
 }
 
 void gelu_linear_backward_input(float* dfc, float* act, const float* dout, const float* weight,

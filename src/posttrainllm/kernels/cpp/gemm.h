@@ -42,6 +42,7 @@ struct Gemm {
   float* c;
   const float* bias;  // (N) or null
   bool add;
+  const float* residual = nullptr;  // (M, N) or null: added to the finished product
 };
 
 struct Blocking {
@@ -128,7 +129,7 @@ inline void pack_a(float* out, const float* a, i64 a_row, i64 a_col, i64 K, i64 
 // c (rows x cols, at most MR x VECTORS * W) = a panel of A times a panel of B (+ bias), or += .
 template <int VECTORS>
 void microkernel(i64 K, const float* a, const float* b, float* c, i64 ldc, i64 rows, i64 cols,
-                 const float* bias, bool add) {
+                 const float* bias, bool add, const float* residual) {
   vf sum[MR][VECTORS];
 #pragma clang loop unroll(full)
   for (int m = 0; m < MR; m++)
@@ -152,8 +153,9 @@ void microkernel(i64 K, const float* a, const float* b, float* c, i64 ldc, i64 r
 #pragma clang loop unroll(full)
       for (int m = 0; m < MR; m++) {
         float* target = c + m * ldc + v * W;
-        const vf value = sum[m][v] + shift;
-        store(target, add ? load(target) + value : value);
+        vf value = sum[m][v] + shift;
+        if (add) value = load(target) + value;
+        store(target, residual ? load(residual + m * ldc + v * W) + value : value);
       }
     }
     return;
@@ -167,19 +169,20 @@ void microkernel(i64 K, const float* a, const float* b, float* c, i64 ldc, i64 r
     for_lanes(cols, [&](i64 n, auto lanes) {
       float* target = c + m * ldc + n;
       const vf shift = bias ? get(bias + n, lanes) : splat(0.0f);
-      const vf value = load(edge + m * VECTORS * W + n) + shift;
-      put(target, add ? get(target, lanes) + value : value, lanes);
+      vf value = load(edge + m * VECTORS * W + n) + shift;
+      if (add) value = get(target, lanes) + value;
+      put(target, residual ? get(residual + m * ldc + n, lanes) + value : value, lanes);
     });
   }
 }
 
 inline void microkernel(i64 width, i64 K, const float* a, const float* b, float* c, i64 ldc,
-                        i64 rows, i64 cols, const float* bias, bool add) {
-  if (width == NR) return microkernel<NV>(K, a, b, c, ldc, rows, cols, bias, add);
+                        i64 rows, i64 cols, const float* bias, bool add, const float* residual) {
+  if (width == NR) return microkernel<NV>(K, a, b, c, ldc, rows, cols, bias, add, residual);
   if constexpr (NV > 2) {
-    if (width == 2 * W) return microkernel<2>(K, a, b, c, ldc, rows, cols, bias, add);
+    if (width == 2 * W) return microkernel<2>(K, a, b, c, ldc, rows, cols, bias, add, residual);
   }
-  microkernel<1>(K, a, b, c, ldc, rows, cols, bias, add);
+  microkernel<1>(K, a, b, c, ldc, rows, cols, bias, add, residual);
 }
 
 // What a caller may do along the way, on data that the caches still hold. Both run inside tiles, hence
@@ -223,9 +226,10 @@ inline void gemm(const Gemm& g, const Work& work, const Packed& on_packed = {},
             const i64 n = p * NR, cols = min(NR, nc - n);
             const float* bias = start && g.bias ? g.bias + n0 + n : nullptr;
             for (i64 m = 0; m < rows; m += MR) {
+              const i64 at = (m0 + m) * g.N + n0 + n;
               microkernel(round_up(cols, W), depth, block + m * depth,
-                          packed + k * padded + n * depth, g.c + (m0 + m) * g.N + n0 + n, g.N,
-                          min(MR, rows - m), cols, bias, !start || g.add);
+                          packed + k * padded + n * depth, g.c + at, g.N, min(MR, rows - m), cols,
+                          bias, !start || g.add, end && g.residual ? g.residual + at : nullptr);
             }
           }
           if (end) on_done(m0, n0 + p0 * NR, rows, min(p1 * NR, nc) - p0 * NR);
