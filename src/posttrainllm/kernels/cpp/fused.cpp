@@ -6,10 +6,11 @@
 //                                dfc = (dout W^T) gelu'(fc), and act = gelu(fc) once more
 //
 // gemm.h adds the residual where it stores the last block of k, and hands over every tile that is
-// complete, at most 64 rows of it; what follows costs no pass over memory of its own. The arithmetic
-// is that of the plain ops on the same numbers in the same order, so the results have the same bits. Backward computes act
-// again from fc, whose exponential it needs anyhow: keeping act from the forward pass on would cost
-// N * I floats a layer. All outputs are written, nothing is accumulated.
+// complete, at most 64 rows of it; what follows costs no pass over memory of its own. The
+// arithmetic is that of the plain ops on the same numbers in the same order, so the results have
+// the same bits. Backward computes act again from fc, whose exponential it needs anyhow: keeping
+// act from the forward pass on would cost N * I floats a layer. All outputs are written, nothing is
+// accumulated.
 #include "gelu.h"
 #include "gemm.h"
 #include "ops.h"

@@ -185,9 +185,9 @@ inline void microkernel(i64 width, i64 K, const float* a, const float* b, float*
   microkernel<1>(K, a, b, c, ldc, rows, cols, bias, add, residual);
 }
 
-// What a caller may do along the way, on data that the caches still hold. Both run inside tiles, hence
-// on several threads, and each is called once for every piece:
-//   packed(k, n, panel, width, rows, cols)   rows x cols of B from (k, n) on, packed `width` to a row
+// What a caller may do along the way, on data that the caches still hold. Both run inside tiles,
+// hence on several threads, and each is called once for every piece:
+//   packed(k, n, panel, width, rows, cols)   rows x cols of B from (k, n) on, `width` floats a row
 //   done(m, n, rows, cols)                   rows x cols of C from (m, n) on, complete
 struct NoHook {
   void operator()(i64, i64, const float*, i64, i64, i64) const {}
