@@ -173,4 +173,4 @@ def test_nothing_grows_from_step_to_step(engine: ProgramEngine) -> None:
 def test_planned_bytes_are_the_bytes_that_are_held(engine: ProgramEngine) -> None:
     assert engine.plan.nbytes <= engine.nbytes
     if isinstance(engine, NumpyEngine):
-        assert engine.nbytes == engine.plan.nbytes
+        assert engine.nbytes == engine.plan.nbytes + engine.temporaries

@@ -124,3 +124,11 @@ def test_failed_append_leaves_no_part_of_its_line(records, monkeypatch):
 def test_folder_that_vanished_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match="the folder is gone"):
         Records(tmp_path / "gone" / "metrics.jsonl").append({"step": 1})
+
+
+def test_pipe_in_place_of_the_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    records = Records(tmp_path / "metrics.jsonl")
+    for use in (records.read, lambda: records.append({"step": 1}), lambda: records.cut_back(0)):
+        with pytest.raises(CheckpointError, match="is not a regular file"):
+            use()

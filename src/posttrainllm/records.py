@@ -115,11 +115,17 @@ class Records:
         if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
             self.close()  # the file was removed: what is written there goes with it
         if self._descriptor is None:
+            self._check_kind()
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self.path, flags, 0o666)
             self._end = self.path.read_bytes().rfind(b"\n") + 1
             os.ftruncate(self._descriptor, self._end)
         return self._descriptor
+
+    def _check_kind(self) -> None:
+        """Opening a pipe would wait for ever."""
+        if self.path.exists() and not self.path.is_file():
+            raise CheckpointError(f"{self.path} is not a regular file", "remove it")
 
     def _undo(self) -> None:
         """Remove what a failed ``append`` may have left of its line."""
@@ -131,6 +137,7 @@ class Records:
 
     def _lines(self) -> Iterator[tuple[int, Record]]:
         """Yield (position after the line, record) for each whole line."""
+        self._check_kind()
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

@@ -81,6 +81,8 @@ class Run:
         Raises: CheckpointError when there is none, ConfigError when it cannot be used.
         """
         path = self.path / CONFIG_FILE
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise CheckpointError(f"{path} is not a regular file", "copy the run again")
         try:
             return from_toml(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:

@@ -39,7 +39,9 @@ class NumpyEngine(ProgramEngine):
         """Plan the programs and take the memory. Raises: TooLarge when this machine does not have it."""
         super().__init__(programs, dims)
         self.dtype = dtype
-        self.check_memory((self.plan.nbytes + self._temporaries()) * np.dtype(dtype).itemsize // 4)
+        self.temporaries = self._temporaries() * np.dtype(dtype).itemsize // 4
+        held = self.plan.nbytes * np.dtype(dtype).itemsize // 4
+        self.check_memory(held + self.temporaries)
         self._memory = {
             region.name: np.zeros(region.elements, dtype if region.dtype == "f32" else np.int32)
             for region in self.plan.regions.values()
@@ -64,8 +66,8 @@ class NumpyEngine(ProgramEngine):
 
     @property
     def nbytes(self) -> int:
-        """The plan's regions as they are held here."""
-        return sum(array.nbytes for array in self._memory.values())
+        """The plan's regions as they are held here, and what numpy takes for a moment inside the largest op."""
+        return sum(array.nbytes for array in self._memory.values()) + self.temporaries
 
     def view(self, place: Place) -> Array:
         """The place itself, not a copy."""
