@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -97,6 +98,19 @@ def test_training_goes_on_when_the_reader_of_its_output_ends(tmp_path, text):
         err = process.stderr.read()
     assert err in ("", "notice: standard output is gone (Broken pipe); training goes on\n")
     assert (tmp_path / "tiny-001" / "checkpoints" / "step-000030").is_dir()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="descriptors are closed by a shell")
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_output_that_was_closed_before_the_start_is_no_mistake(tmp_path, text, closed):
+    training = command("train", text, *SIZES, "--steps=2", "--runs-dir", tmp_path / "runs")
+    for arguments in (training, command("runs", "list", "--runs-dir", tmp_path / "runs")):
+        line = f"{shlex.join(arguments)} {closed}"
+        result = subprocess.run(
+            line, shell=True, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "runs" / "tiny-001" / "checkpoints" / "step-000002").is_dir()
 
 
 def test_other_commands_end_quietly_when_the_reader_of_their_output_ends(tmp_path, text):
