@@ -164,7 +164,7 @@ def test_train_prints_what_it_knows_then_lines_then_a_verdict_and_commands(tmp_p
         r"^longest copy",
         r"^saved +.*step-000008$",
         r"^  posttrainllm generate tiny-001 --runs-dir ",
-        r"^  posttrainllm train --resume tiny-001 --runs-dir .* --steps 16 --allow-change$",
+        r"^  posttrainllm train --resume tiny-001 --runs-dir .* --steps 16$",
     ):
         assert re.search(words, result.out, re.MULTILINE), (words, result.out)
     assert (folder / "tiny-001" / "metrics.jsonl").read_text().count("\n") == 8

@@ -61,7 +61,7 @@ def test_preset_has_the_shape_and_the_parameters_of_the_table(name: str) -> None
     assert steps is None or got.training.steps == steps
     assert model.parameters() == parameters
     assert model.n_vocab == (50_257 if name == "gpt2" else 256)
-    assert got.schedule.warmup_steps <= got.training.steps // 10
+    assert got.schedule.warmup_steps <= got.training.steps // 2
     assert got.preset == name
     assert changed_settings(got) == []
 
@@ -168,9 +168,9 @@ def test_preset_comes_from_the_most_explicit_source(
     assert got.model.n_embd == PRESETS[expected].n_embd
 
 
-def test_warmup_of_a_short_run_is_a_tenth_unless_asked_for() -> None:
-    assert load_config(flags={"training.steps": 20}).schedule.warmup_steps == 2
-    assert load_config(flags={"training.steps": 5}).schedule.warmup_steps == 0
+def test_warmup_of_a_short_run_is_half_of_it_unless_asked_for() -> None:
+    assert load_config(flags={"training.steps": 20}).schedule.warmup_steps == 10
+    assert load_config(flags={"training.steps": 5}).schedule.warmup_steps == 2
     assert load_config(flags={"training.steps": 100_000}).schedule.warmup_steps == 100
     asked = {"training.steps": 20, "schedule.warmup_steps": 15}
     assert load_config(flags=asked).schedule.warmup_steps == 15
@@ -289,7 +289,7 @@ def test_toml_marks_what_differs_from_the_preset() -> None:
     text = to_toml(load_config(flags={"training.steps": 20, "model.n_inner": 7}))
     assert text.startswith('format = 1\npreset = "small"\n')
     assert "steps = 20  # preset: 1500\n" in text
-    assert "warmup_steps = 2  # preset: 100\n" in text
+    assert "warmup_steps = 10  # preset: 100\n" in text
     assert "n_inner = 7  # preset: unset\n" in text
     assert text.count("#") == 3
 

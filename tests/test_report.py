@@ -146,7 +146,7 @@ def test_suggestions_are_commands_to_copy():
     found = suggestions(a_start(), an_outcome(verdict))
     assert [(each.why, each.command) for each in found] == [
         ("let it write", "posttrainllm generate small-001"),
-        ("more steps", "posttrainllm train --resume small-001 --steps 3000 --allow-change"),
+        ("more steps", "posttrainllm train --resume small-001 --steps 3000"),
         ("a larger model", "posttrainllm train /texts/play.txt --preset medium"),
         ("counting pairs (2.48) is still ahead", "posttrainllm diagnose small-001"),
         ("a text of your own", "posttrainllm train FILE"),

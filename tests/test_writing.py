@@ -52,8 +52,8 @@ def test_the_smaller_presets_are_not_warned_about_on_the_default_text(shakespear
 def test_many_passes_over_a_text_that_fits_into_the_weights_are_warned_about():
     warning = memorisation_warning(366_432, 18_000, 85.3)
     assert warning == (
-        "0.049 bytes of text a parameter, read 85.3 times: this model can memorise the text and "
-        "will. Take a text of 660 kB or more, a smaller preset, or 5 % of the steps"
+        "0.049 bytes of text a parameter, read 85.3 times: this model can memorise the text. "
+        "Take a text of 660 kB or more, or a smaller preset, and watch whether the validation loss rises"
     )
     assert memorisation_warning(366_432, 660_000, 85.3) is None
     assert memorisation_warning(366_432, 600_000, 4.0) is None

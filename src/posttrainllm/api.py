@@ -11,17 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from posttrainllm.config import (
+    SETTINGS,
     EngineConfig,
     SamplingConfig,
     TrainConfig,
     given_settings,
     load_config,
 )
+from posttrainllm.errors import ConfigError
 from posttrainllm.observer import Observer
 from posttrainllm.runs import Run as RunFolder
 from posttrainllm.runs import resolve_run
@@ -30,11 +33,18 @@ from posttrainllm.session import Model, new_trainer, open_model, resumed_trainer
 RUNS_DIR = "runs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run on disk: its curves, and the model of its newest checkpoint."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        """One line: where it is, how far it came and what it reached."""
+        lines, config = self.metrics, self.config
+        step = lines[-1]["step"] if lines else 0
+        reached = "" if self.val_loss is None else f", validation loss {self.val_loss:.3f}"
+        return f"Run({str(self.path)!r}, {config.preset}, step {step:,} of {config.training.steps:,}{reached})"
 
     @property
     def config(self) -> TrainConfig:
@@ -89,9 +99,9 @@ class Run:
 
 
 def train(
-    preset: str | None = None,
     corpus: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
+    preset: str | None = None,
     engine: str | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -102,12 +112,13 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
-    ``corpus`` is a text file or several (default: TinyShakespeare); further settings are given with two underscores:
-    ``schedule__learning_rate=1e-3``. ``observer`` watches along (``posttrainllm.observer.Observer``).
+    ``corpus`` is a text file or several (default: TinyShakespeare). Every other setting can be given by its name: ``learning_rate=1e-3``,
+    ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``. Nothing is printed; ``observer`` watches along
+    (``posttrainllm.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
 
     Raises: PosttrainError, in one line with the next action.
     """
-    flags = {key.replace("__", "."): value for key, value in settings.items()}
+    flags = _by_section(settings)
     flags |= {"engine.name": engine, "training.steps": steps, "training.seed": seed}
     if corpus is not None:
         paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
@@ -127,8 +138,7 @@ def resume(
     **settings: object,
 ) -> Run:
     """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed."""
-    flags = {key.replace("__", "."): value for key, value in settings.items()}
-    flags |= {"training.steps": steps}
+    flags = _by_section(settings) | {"training.steps": steps}
     trainer = resumed_trainer(
         name,
         runs_dir=Path(runs_dir),
@@ -137,6 +147,32 @@ def resume(
         observer=observer,
     )
     return Run(trainer.train().run)
+
+
+def _by_section(settings: dict[str, object]) -> dict[str, object]:
+    """{"learning_rate": ...} or {"schedule__learning_rate": ...} as {"schedule.learning_rate": ...}.
+
+    Raises: ConfigError for a name that no setting has, or several.
+    """
+    flags = {}
+    for key, value in settings.items():
+        name = key.replace("__", ".")
+        found = (
+            [name]
+            if name in SETTINGS
+            else [known for known in SETTINGS if known.endswith(f".{key}")]
+        )
+        if len(found) != 1:
+            near = found or get_close_matches(key, [known.partition(".")[2] for known in SETTINGS])
+            spelled = ", ".join(known.replace(".", "__") for known in near)
+            raise ConfigError(
+                f"{key!r} is {'the name of several settings' if found else 'no setting'}",
+                f"did you mean {spelled}?"
+                if spelled
+                else "posttrainllm train --help lists the settings",
+            )
+        flags[found[0]] = value
+    return flags
 
 
 def load(

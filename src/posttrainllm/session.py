@@ -116,13 +116,18 @@ def resumed_trainer(
             f"{path} is a checkpoint outside of a run, and training goes on inside one",
             "put it into the folder checkpoints/ of a run, under the name that it had",
         )
+    finished = checkpoint.state.step >= checkpoint.state.config.training.steps
     config = changed(
-        checkpoint.state.config, changes or {}, allow_change=allow_change, observer=watcher
+        checkpoint.state.config,
+        changes or {},
+        allow_change=allow_change,
+        observer=watcher,
+        free=("training.steps",) if finished else (),  # there is nothing left that it could change
     )
     if checkpoint.state.step >= config.training.steps:
         raise ConfigError(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
-            f"give it more: --resume {path.name} --steps {2 * checkpoint.state.step} --allow-change",
+            f"give it more: posttrainllm train --resume {path.name} --steps {2 * checkpoint.state.step}",
         )
     corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
     return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
@@ -162,9 +167,17 @@ def _from_the_start(
 
 
 def changed(
-    config: TrainConfig, changes: Mapping[str, object], *, allow_change: bool, observer: Observer
+    config: TrainConfig,
+    changes: Mapping[str, object],
+    *,
+    allow_change: bool,
+    observer: Observer,
+    free: tuple[str, ...] = (),
 ) -> TrainConfig:
-    """A run's configuration with the user's changes. Raises: ConfigError that lists them unless they are allowed."""
+    """A run's configuration with the user's changes; those in ``free`` and ``FREE`` decide nothing here.
+
+    Raises: ConfigError that lists the others unless they are allowed.
+    """
     if changes.get("preset", config.preset) != config.preset:
         raise ConfigError(
             f"this run has preset {config.preset}, not {changes['preset']}",
@@ -173,9 +186,9 @@ def changed(
     new = replace(config, {key: value for key, value in changes.items() if key != "preset"})
     before, after = settings_of(config), settings_of(new)
     differ = [f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
-    free = (
-        FREE if new.engine.name == "torch" else (*FREE, "engine.threads")
-    )  # torch sums as its threads do
+    free = (*free, *FREE)
+    if new.engine.name != "torch":  # torch sums as its threads do
+        free = (*free, "engine.threads")
     decisive = [line for line in differ if line.split(" ")[0] not in free]
     if any(line.startswith("model.") for line in decisive):
         raise ConfigError(
@@ -200,7 +213,7 @@ class Measured:
     verdict: Verdict
 
 
-@dataclass
+@dataclass(repr=False)
 class Model:
     """A trained model, ready to write."""
 
@@ -209,6 +222,11 @@ class Model:
     engine: Engine
     checkpoint: Checkpoint
     batch: int
+
+    def __repr__(self) -> str:
+        """One line: what it is and where it came from."""
+        step = f", step {self.checkpoint.state.step}" if self.checkpoint.state else ""
+        return f"Model({self.config.parameters():,} parameters, {self.engine.name}, {self.checkpoint.path}{step})"
 
     @property
     def sampling(self) -> SamplingConfig:

@@ -118,7 +118,12 @@ class Trainer:
         self.engine = training_engine(config, before=before)
         if before and (changed := differences(self.engine.info, before)):
             self.observer.noticed(
-                f"the engine is not what the run was trained with, losses may differ in their last digits: {'; '.join(changed)}"
+                "the engine is not what the run was trained with, losses may differ in their last digits: "
+                + "; ".join(changed)
+            )
+        if self.engine.info.get("software"):
+            self.observer.noticed(
+                f"no GPU computes here: {self.engine.info['adapter']} is a program on the processor, right but slow; --engine cpp is far faster"
             )
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:

@@ -59,8 +59,8 @@ def memorisation_warning(n_parameters: int, train_bytes: int, epochs: float) -> 
     if ratio < BYTES_TO_MEMORISE and epochs > EPOCHS_TO_MEMORISE:
         return (
             f"{show_ratio(ratio)} bytes of text a parameter, read {epochs:,.1f} times: this model "
-            f"can memorise the text and will. Take a text of {enough} or more, a smaller preset, "
-            f"or {_percent(EPOCHS_TO_MEMORISE / epochs)} of the steps"
+            f"can memorise the text. Take a text of {enough} or more, or a smaller preset, and watch "
+            "whether the validation loss rises"
         )
     if ratio < BYTES_TO_WASTE:
         return (

@@ -57,7 +57,9 @@ def bench(
     preset: Presets = None,
     engine: Annotated[
         str,
-        typer.Option(help="Engines, with commas: cpp, numpy, torch, torch-compile, wasm, wasm-node."),
+        typer.Option(
+            help="Engines, with commas: cpp, numpy, torch, torch-compile, wasm, wasm-node."
+        ),
     ] = "cpp",
     threads: Annotated[
         str, typer.Option(help="Thread counts, with commas; 0 is all there are.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,23 +79,31 @@ def suggestions(start: Start, outcome: Outcome) -> list[Suggestion]:
     """What to do after a run: the verdict's advice as commands, and letting the model write."""
     place = where(outcome.run)
     corpus = "".join(f" {shlex.quote(source)}" for source in start.config.data.corpus)
-    resume = f"posttrainllm train --resume {place}"
+    resume = f"{command()} train --resume {place}"
     if not outcome.finished:
         return [Suggestion("go on", resume), Suggestion("let it write", _generate(start, place))]
     found = [Suggestion("let it write", _generate(start, place))]
     for action in outcome.verdict.actions if outcome.verdict else ():
         why, _, rest = action.partition(": ")
         if rest.startswith("--steps "):
-            found.append(Suggestion(why, f"{resume} {rest} --allow-change"))
+            found.append(Suggestion(why, f"{resume} {rest}"))
         elif rest.startswith("--preset "):
-            found.append(Suggestion(why, f"posttrainllm train{corpus} {rest}"))
+            found.append(Suggestion(why, f"{command()} train{corpus} {rest}"))
         elif why == "posttrainllm diagnose":
-            found.append(Suggestion(rest, f"posttrainllm diagnose {place}"))
+            found.append(Suggestion(rest, f"{command()} diagnose {place}"))
         elif rest.startswith("posttrainllm "):
-            found.append(Suggestion(why, rest))
+            found.append(Suggestion(why, rest.replace("posttrainllm", command(), 1)))
         else:
             found.append(Suggestion(action))
     return found
+
+
+def command() -> str:
+    """How this program is called from here: by its name where a shell finds it, else by its path."""
+    called = Path(sys.argv[0])
+    if shutil.which("posttrainllm") or called.name != "posttrainllm":
+        return "posttrainllm"
+    return shlex.quote(os.path.relpath(called))
 
 
 def where(run: Path) -> str:
@@ -106,7 +116,7 @@ def where(run: Path) -> str:
 
 def _generate(start: Start, place: str) -> str:
     prompt = "" if start.config.data.corpus else ' --prompt "ROMEO:"'
-    return f"posttrainllm generate {place}{prompt}"
+    return f"{command()} generate {place}{prompt}"
 
 
 def show_start(start: Start) -> None:

@@ -189,7 +189,7 @@ def _resumed(
 def _tell_where_it_is(trainer: Trainer) -> None:
     """After a second Ctrl-C: which step is safe."""
     from posttrainllm.checkpoint import list_checkpoints, step_of
-    from posttrainllm.cli.report import where
+    from posttrainllm.cli.report import command, where
     from posttrainllm.cli.terminal import say
 
     saved = max(
@@ -197,6 +197,6 @@ def _tell_where_it_is(trainer: Trainer) -> None:
     )
     if saved:
         say(f"the newest checkpoint is of step {saved:,}; go on with it:", error=True)
-        say(f"  posttrainllm train --resume {where(trainer.run.path)}", error=True)
+        say(f"  {command()} train --resume {where(trainer.run.path)}", error=True)
     else:
         say("no checkpoint was saved", error=True)

@@ -8,6 +8,7 @@ Python package has no shared memory. Next: ``web/src/runtime/wasm.ts``, the host
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 from collections.abc import Mapping
@@ -44,6 +45,9 @@ def _compiled(build: str) -> tuple[Any, Any]:
     config = wasmtime.Config()
     config.wasm_memory64 = True
     engine = wasmtime.Engine(config)
+    atexit.register(
+        _compiled.cache_clear
+    )  # while wasmtime is still whole: at the very end its objects fail to close
     return engine, wasmtime.Module(engine, path.read_bytes())
 
 

@@ -1,8 +1,8 @@
 """Why does a run not get better? What differs from the defaults, what counting reaches, and a probe of the learning rate.
 
 What this is: the first things to look at when a loss stands still, in numbers. The probe trains the run's model from its initial weights
-for a hundred steps at a third, once and three times its learning rate, on the same batches: a plateau is a hypothesis before it is the
-model's ceiling. (The project that this one learnt from lost months to a rate that was ten times too low.)
+through its warm-up and a hundred steps more at a third, once and three times its learning rate, on the same batches: a plateau is a
+hypothesis before it is the model's ceiling. (The project that this one learnt from lost months to a rate that was ten times too low.)
 What this is not: a search for the best rate (``sweep.py``), and a hundred steps say nothing about the last thousand.
 """
 
@@ -25,7 +25,7 @@ from posttrainllm.trainer import train_step
 
 FACTORS = (0.3, 1.0, 3.0)
 PROBE_STEPS = 100
-PROBE_WARMUP = 10  # steps, linear; then constant: what a hundred steps of a long run look like
+MOST_WARMUP = 100  # steps of the run's own warm-up that a probe takes; a shorter one would be measured instead of the rate
 LAST = 10  # steps whose mean is the loss of a probe
 MATTERS = 0.05  # nats: two probes that are closer say nothing
 
@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Probe:
-    """A hundred steps at one learning rate; the loss is None when it was not finite."""
+    """The beginning of a run at one learning rate; the loss is None when it was not finite."""
 
     factor: float
     learning_rate: float
@@ -103,14 +103,16 @@ def diagnose(
 def probe(
     config: TrainConfig, corpus: Corpus, factor: float, steps: int, progress: Progress
 ) -> Probe:
-    """Train a few steps from the run's initial weights at ``factor`` times its rate."""
+    """Train through the warm-up and ``steps`` more, from the run's initial weights, at ``factor`` times its rate."""
+    warmup = min(config.schedule.warmup_steps, MOST_WARMUP)
+    steps += warmup
     rate = config.schedule.learning_rate * factor
     config = replace(
         config,
         {
             "schedule.kind": "constant",
             "schedule.learning_rate": rate,
-            "schedule.warmup_steps": min(PROBE_WARMUP, steps),
+            "schedule.warmup_steps": warmup,
             "training.steps": steps,
         },
     )

@@ -1,0 +1,73 @@
+"""The Python API as a notebook uses it: names of settings, what objects show, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import posttrainllm
+from posttrainllm.errors import ConfigError
+
+SMALL = {
+    "preset": "tiny",
+    "steps": 3,
+    "n_layer": 1,
+    "batch_size": 2,
+    "sample_tokens": 5,
+    "verdict_samples": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> posttrainllm.Run:
+    return posttrainllm.train(
+        runs_dir=tmp_path_factory.mktemp("runs"), learning_rate=1e-3, engine__threads=1, **SMALL
+    )
+
+
+def test_settings_are_given_by_their_own_names(run: posttrainllm.Run) -> None:
+    config = run.config
+    assert (config.schedule.learning_rate, config.model.n_layer, config.engine.threads) == (
+        1e-3,
+        1,
+        1,
+    )
+    assert len(run.losses) == config.training.steps == 3
+
+
+def test_a_run_and_a_model_show_themselves_in_one_line(run: posttrainllm.Run) -> None:
+    assert repr(run).startswith("Run('")
+    assert "tiny, step 3 of 3, validation loss" in repr(run)
+    assert repr(run.model).startswith("Model(")
+    assert "step 3)" in repr(run.model)
+    assert len(repr(run.model)) < 300
+
+
+def test_a_run_writes_and_goes_on(run: posttrainllm.Run) -> None:
+    assert len(run.generate("ROMEO:", max_tokens=4, temperature=0)) >= 1
+    more = posttrainllm.resume(run.path.name, runs_dir=run.path.parent, steps=5)
+    assert len(more.losses) == 5
+
+
+def test_text_comes_first(tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("a rose is a rose is a rose\n" * 60)
+    mine = posttrainllm.train(text, runs_dir=tmp_path / "runs", **SMALL)
+    assert mine.config.data.corpus == (str(text),)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("stps", "did you mean steps"),
+        ("learning_rat", "did you mean learning_rate"),
+        ("qwerty", "--help lists the settings"),
+    ],
+)
+def test_a_wrong_name_is_refused_in_the_callers_spelling(
+    key: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        posttrainllm.train(runs_dir=tmp_path, **{key: 1})
+    assert not list(tmp_path.iterdir())
