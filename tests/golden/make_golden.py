@@ -27,7 +27,11 @@ FILE = Path(__file__).parent / "golden.json"
 
 def golden_config(preset: str, engine: str, build: str = "") -> TrainConfig:
     """The configuration of a golden run, on any engine."""
-    changes = {"engine.name": engine, "engine.cpp_build": build, "schedule.learning_rate": LEARNING_RATE}
+    changes = {
+        "engine.name": engine,
+        "engine.cpp_build": build,
+        "schedule.learning_rate": LEARNING_RATE,
+    }
     return replace(load_config(preset), changes)
 
 
@@ -46,7 +50,9 @@ def golden_curve(preset: str, steps: int) -> dict[str, object]:
     return {
         "seed": config.training.seed,
         "corpus": corpus.sha256,
-        "parameters": {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in first.items()},
+        "parameters": {
+            name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in first.items()
+        },
         "first_offsets": offsets.tolist(),
         "losses": [result.loss for result in results],
         "grad_norms": [result.grad_norm for result in results],
