@@ -123,7 +123,8 @@ class Trainer:
             )
         if self.engine.info.get("software"):
             self.observer.noticed(
-                f"no GPU computes here: {self.engine.info['adapter']} is a program on the processor, right but slow; --engine cpp is far faster"
+                f"no GPU computes here: {self.engine.info['adapter']} is a program on the processor, right but slow; "
+                "--engine cpp is far faster"
             )
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:

@@ -7,7 +7,8 @@ What this is not: programs or plans (``webgpu_recorder.py``, ``webgpu_memory.py`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -26,6 +27,12 @@ WANTED_LIMITS = (
     "max-compute-invocations-per-workgroup",
     "max-compute-workgroup-size-x",
 )
+NEEDED_LIMITS = {  # what every WebGPU adapter offers, by the standard
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-storage-buffer-binding-size": 2**27,
+    "max-compute-workgroup-storage-size": 16_384,
+    "max-compute-invocations-per-workgroup": 256,
+}
 
 
 def _wgpu() -> Any:
@@ -102,6 +109,12 @@ class GpuDevice:
         self.name = str(adapter.info["device"])
         self.software = is_software(adapter)
         features = [name for name in WANTED_FEATURES if name in adapter.features]
+        for name, least in NEEDED_LIMITS.items():
+            if adapter.limits[name] < least:
+                raise EngineError(
+                    f"the adapter {self.name!r} allows {adapter.limits[name]:,} for {name}, and the kernels need {least:,}",
+                    "choose another adapter with --adapter, or use --engine cpp",
+                )
         limits = {name: adapter.limits[name] for name in WANTED_LIMITS}
         try:
             self.device = adapter.request_device_sync(
@@ -137,7 +150,8 @@ class GpuDevice:
         if nbytes > self.buffer_bytes:
             raise EngineError(
                 f"buffer {name!r} takes {nbytes / 2**20:,.0f} MiB, over the {self.buffer_bytes / 2**20:,.0f} MiB that "
-                f"{self.name!r} allows a buffer"
+                f"{self.name!r} allows a buffer",
+                "use a smaller preset, a smaller --batch-size, or --engine cpp",
             )
         flags = self.wgpu.BufferUsage
         bits = {
@@ -151,6 +165,18 @@ class GpuDevice:
             raise EngineError(
                 f"{self.name!r} has no room for buffer {name!r} of {nbytes / 2**20:,.1f} MiB",
                 "use a smaller preset, a smaller --batch-size, or --engine cpp",
+            ) from error
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Whatever the driver says against work for the GPU becomes an EngineError: most often, that the device is lost."""
+        try:
+            yield
+        except self.wgpu.GPUError as error:
+            said = str(error).strip().splitlines()
+            raise EngineError(
+                f"the GPU {self.name!r} stopped working: {said[-1].strip() if said else error}",
+                "its driver may have been reset or be out of memory; a run goes on from its last checkpoint with --resume",
             ) from error
 
     def layout(self, access: tuple[str, ...]) -> tuple[Any, Any]:

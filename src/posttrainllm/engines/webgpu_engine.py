@@ -123,10 +123,11 @@ class WebGpuEngine(ProgramEngine):
         if not self._pending:
             return
         self.memory.send_inputs()
-        encoder = self.device.device.create_command_encoder()
-        self.recorder.encode(encoder, *self._pending)
-        self._pending.clear()
-        self.device.queue.submit([encoder.finish()])
+        with self.device.at_work():
+            encoder = self.device.device.create_command_encoder()
+            self.recorder.encode(encoder, *self._pending)
+            self._pending.clear()
+            self.device.queue.submit([encoder.finish()])
 
     def _set_tokens(self, program: str, tokens: I32, positions: I32) -> None:
         """See ``ProgramEngine``."""
@@ -164,21 +165,23 @@ class WebGpuEngine(ProgramEngine):
         if self._waiting == RING:
             self._collect()
         self.memory.send_inputs()
-        encoder = self.device.device.create_command_encoder()
-        self.recorder.encode(encoder, *self._pending)
-        self._pending.clear()
         slot_at = self._waiting * SLOT
-        for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):
-            buffer, at, _ = self.memory.resource(Place(region, 0, (1,)))
-            encoder.copy_buffer_to_buffer(buffer, at, self._ring, slot_at + offset, size)
-        self.device.queue.submit([encoder.finish()])
+        with self.device.at_work():
+            encoder = self.device.device.create_command_encoder()
+            self.recorder.encode(encoder, *self._pending)
+            self._pending.clear()
+            for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):
+                buffer, at, _ = self.memory.resource(Place(region, 0, (1,)))
+                encoder.copy_buffer_to_buffer(buffer, at, self._ring, slot_at + offset, size)
+            self.device.queue.submit([encoder.finish()])
         self._waiting += 1
 
     def _collect(self) -> None:
         """Read the ring; waits for the GPU."""
         self.flush()
         if self._waiting:
-            data = self.device.queue.read_buffer(self._ring, 0, self._waiting * SLOT)
+            with self.device.at_work():
+                data = self.device.queue.read_buffer(self._ring, 0, self._waiting * SLOT)
             for norm, _, nonfinite, _, loss in np.frombuffer(data, np.float32).reshape(-1, 8)[
                 :, :5
             ]:

@@ -94,7 +94,8 @@ class GpuMemory:
                 if nbytes > self.device.binding_bytes:
                     raise EngineError(
                         f"{self._name_of(place)} takes {nbytes / 2**20:,.0f} MiB, over the "
-                        f"{self.device.binding_bytes / 2**20:,.0f} MiB that {self.device.name!r} binds at once"
+                        f"{self.device.binding_bytes / 2**20:,.0f} MiB that {self.device.name!r} binds at once",
+                        "use a smaller preset, a smaller --batch-size, or --engine cpp",
                     )
                 if offset % (4 * ALIGN):
                     raise EngineError(
@@ -167,19 +168,22 @@ class GpuMemory:
         """Send what changed since the last time, as one range."""
         low, high = self._dirty
         if low < high:
-            self.device.queue.write_buffer(self._inputs, low, self._mirror, low, high - low)
+            with self.device.at_work():
+                self.device.queue.write_buffer(self._inputs, low, self._mirror, low, high - low)
             self._dirty = (self._mirror.nbytes, 0)
 
     def write(self, place: Place, values: Array) -> None:
         """Copy values into a place that is no input."""
         flat = np.ascontiguousarray(values, self.dtype(place)).ravel()
         buffer, offset, _ = self._span(place)
-        self.device.queue.write_buffer(buffer, offset, flat)
+        with self.device.at_work():
+            self.device.queue.write_buffer(buffer, offset, flat)
 
     def read(self, place: Place) -> Array:
         """Copy a place out; waits for all that was submitted before."""
         buffer, offset, nbytes = self._span(place)
-        data = self.device.queue.read_buffer(buffer, offset, nbytes)
+        with self.device.at_work():
+            data = self.device.queue.read_buffer(buffer, offset, nbytes)
         return np.frombuffer(data, self.dtype(place)).reshape(place.shape).copy()
 
     def _span(self, place: Place) -> Resource:

@@ -58,9 +58,15 @@ class Recorder:
         self._workspace_bytes = 0
 
     def reserve(self, calls: list[BoundCall]) -> None:
-        """Take the workspace that these calls need, if it is more than there is."""
-        found = [self._dispatches(work) for work in self.table.merge(calls)]
-        self._grow(max((dispatches.workspace for dispatches in found), default=0))
+        """Take the workspace that these calls need, if it is more than there is.
+
+        Raises: EngineError, with its name and size, for a buffer that the device cannot bind at once.
+        """
+        chosen = [self._dispatches(work) for work in self.table.merge(calls)]
+        self._grow(max((found.workspace for found in chosen), default=0))
+        for found in chosen:  # what cannot be bound is said before the first step
+            for dispatch in found.passes:
+                self._bindings(found, dispatch)
 
     def record(self, calls: list[BoundCall] | list[Work]) -> Recording:
         """Make all GPU objects of these calls.

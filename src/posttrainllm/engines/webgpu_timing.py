@@ -51,5 +51,5 @@ def _some(device: GpuDevice, passes: list[list[Recorded]]) -> NDArray[np.float64
     device.queue.submit([encoder.finish()])
     ticks = np.frombuffer(device.queue.read_buffer(buffer), np.uint64).reshape(-1, 2)
     buffer.destroy()
-    result: NDArray[np.float64] = (ticks[:, 1] - ticks[:, 0]) * 1e-9
+    result: NDArray[np.float64] = (ticks[:, 1] - ticks[:, 0]).astype(np.float64) * 1e-9
     return result
