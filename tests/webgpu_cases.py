@@ -1,14 +1,18 @@
-"""What the webgpu tests share: one op alone on a GPU, with guards around its outputs, and the adapter they run on."""
+"""What the webgpu tests share: one op alone on a GPU, with guards around its outputs, and the adapter they run on.
+
+That is a real GPU where there is one, else a software adapter; POSTTRAINLLM_ADAPTER names another by a part of its name.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 
 from needs import missing, require
 from op_inputs import Array, Case, Operands
-from posttrainllm.engines.webgpu_device import GpuDevice, adapters
+from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
 from posttrainllm.engines.webgpu_dispatch import DispatchTable
 from posttrainllm.engines.webgpu_memory import GpuMemory
 from posttrainllm.engines.webgpu_recorder import Recorder
@@ -20,12 +24,11 @@ MARK = np.uint32(0x7FC5A5A5)  # a quiet NaN: what is read past an end shows in t
 
 @functools.cache
 def device() -> GpuDevice:
-    """The best adapter here; a skip, or in CI a failure, when there is none."""
+    """The adapter that the tests run on; a skip, or in CI a failure, when there is none."""
     require("wgpu")
-    found = adapters()
-    if not found:
+    if not adapters():
         missing("no WebGPU adapter; on Debian: apt-get install mesa-vulkan-drivers libvulkan1")
-    return GpuDevice(found[0])
+    return GpuDevice(choose_adapter(os.environ.get("POSTTRAINLLM_ADAPTER", "")))
 
 
 class LoneOp:
