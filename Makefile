@@ -79,4 +79,5 @@ $(VENV)/.web: web/package.json web/package-lock.json $(VENV)/.dev
 	@echo "setup: installing the web tools"
 	@$(call quietly,cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm ci)
 	@tools/install_chromium.sh
+	@tools/install_vulkan.sh
 	@touch $@
