@@ -28,7 +28,8 @@ def start_rows(start: Start) -> Rows:
     tokens_per_byte = len(corpus.train) / max(1, train)
     engine = dict(start.engine)
     name = engine.pop("engine", config.engine.name)
-    details = [f"{key} {value}" for key, value in engine.items() if key != "build_id"]
+    hidden = ("build_id", "choices")  # for the record, not for a reader
+    details = [f"{key} {value}" for key, value in engine.items() if key not in hidden]
     steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
     rows = [
         (

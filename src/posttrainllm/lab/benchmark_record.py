@@ -29,7 +29,7 @@ from posttrainllm.machine import available_threads, instruction_sets, processor_
 from posttrainllm.storage import write_error
 
 FORMAT = 1
-Kind = Literal["step", "training", "sweep"]
+Kind = Literal["step", "training", "sweep", "gpu-checks"]
 Record = dict[str, Any]
 
 # Software that numbers depend on; looked up by name, so that nothing is imported for it.
