@@ -99,6 +99,22 @@ def test_a_nan_that_goes_in_comes_out(op: str, engine_name: str) -> None:
         assert any(np.isnan(result).any() for result in got.values()), operand.name
 
 
+@pytest.mark.parametrize("engine_name", [name for name in ENGINES if name.startswith("cpp")])
+def test_layernorms_mean_is_right_to_its_last_bit(engine_name: str) -> None:
+    """In a nearly constant row rstd multiplies its error by hundreds, so the kernel corrects the mean by the mean of x - mean."""
+    engine = obtain(engine_name, pytest.skip)
+    case = Case("layernorm_forward", {"N": 257, "C": 769}, {"eps": 1e-5})
+    given = operands(case)
+    x = given["x"]
+    assert x is not None
+    x *= np.float32(1e-3)
+    x += np.float32(1000.0)
+    wanted = x.astype(np.float64).mean(axis=1)
+    got = engine.run(case, given).outputs(case)["mean"]
+    error = np.abs(got - wanted) / np.spacing(wanted.astype(np.float32))
+    assert error.max() < 0.75, f"off by {error.max():.3g} units in the last place"
+
+
 # ---- nothing is left out ------------------------------------------------------------------------
 
 
