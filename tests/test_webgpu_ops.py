@@ -6,34 +6,14 @@ import numpy as np
 import pytest
 
 from needs import require
-from op_cases import CASES
 from op_inputs import operands, reference
 from posttrainllm.ops import FUSED, OPS
 from tolerances import LIMITS, errors
 
 require("wgpu")
 
-from posttrainllm.engines.webgpu_dispatch import table_ops  # noqa: E402
 from posttrainllm.engines.webgpu_engine import WebGpuEngine  # noqa: E402
-from webgpu_cases import LoneOp  # noqa: E402
-
-HAS = [op for op in OPS if op not in FUSED or op in table_ops()]  # fused ops are a choice
-
-MOST_WORK = 3e7  # multiplications of a case: a software adapter does about 1e9 a second
-
-
-def work(case) -> float:
-    sizes = case.sizes
-    if "I" in sizes:
-        return sizes["N"] * sizes["I"] * sizes["O"]
-    if case.op.startswith("attention") and "H" in sizes:
-        return 4 * sizes["B"] * sizes["T"] ** 2 * sizes["C"]
-    return float(np.prod([float(size) for size in sizes.values()] or [1.0]))
-
-
-SMALL = [
-    case for case in CASES.values() if not case.slow and work(case) <= MOST_WORK and case.op in HAS
-]
+from webgpu_cases import HAS, SMALL, LoneOp, work  # noqa: E402
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)

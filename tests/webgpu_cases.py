@@ -11,12 +11,32 @@ import os
 import numpy as np
 
 from needs import missing, require
+from op_cases import CASES
 from op_inputs import Array, Case, Operands
 from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
-from posttrainllm.engines.webgpu_dispatch import DispatchTable
+from posttrainllm.engines.webgpu_dispatch import DispatchTable, table_ops
 from posttrainllm.engines.webgpu_memory import GpuMemory
 from posttrainllm.engines.webgpu_recorder import Recorder
+from posttrainllm.ops import FUSED, OPS
 from posttrainllm.plan import ALIGN, BoundCall, Place, Plan, Region
+
+HAS = [op for op in OPS if op not in FUSED or op in table_ops()]  # fused ops are a choice
+MOST_WORK = 3e7  # multiplications of a case: a software adapter does about 1e9 a second
+
+
+def work(case: Case) -> float:
+    """About how many multiplications a case takes."""
+    sizes = case.sizes
+    if "I" in sizes:
+        return sizes["N"] * sizes["I"] * sizes["O"]
+    if case.op.startswith("attention") and "H" in sizes:
+        return 4 * sizes["B"] * sizes["T"] ** 2 * sizes["C"]
+    return float(np.prod([float(size) for size in sizes.values()] or [1.0]))
+
+
+SMALL = [
+    case for case in CASES.values() if not case.slow and work(case) <= MOST_WORK and case.op in HAS
+]
 
 GUARD = ALIGN  # elements before and after an output that an op may not touch
 MARK = np.uint32(0x7FC5A5A5)  # a quiet NaN: what is read past an end shows in the result
