@@ -114,6 +114,12 @@ def simulate(plan: Plan, name: str, **smaller: int) -> None:
                 assert place.offset + place.elements <= plan.regions[place.region].elements
                 at = slice(place.offset, place.offset + place.elements)
                 owners.memory[place.region][at] = owners.id_of(step.name_of(buffer_name))
+        for operand, buffer_name, place in named:
+            if operand.mode == "read" and buffer_name is not None and place is not None:
+                whose = owners.who(place.region, place.offset, place.elements)
+                assert whose == {owners.id_of(step.name_of(buffer_name))}, (
+                    f"{step.call} writes over {buffer_name}, which it reads"
+                )
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -143,7 +149,11 @@ def test_no_call_overwrites_another_buffer_in_many_row_chunks() -> None:
 def test_the_simulation_sees_two_live_buffers_in_one_place() -> None:
     plan = training_plan(model())
     places = plan.places["gradients"]
+    held = places["h.0.ln_1.out"]
     places["h.0.ln_1.out"] = places["h.0.in"]
+    with pytest.raises(AssertionError, match=r"writes over h.0.in, which it reads"):
+        simulate(plan, "gradients")
+    places["h.0.ln_1.out"], places["h.0.attn.out"] = held, places["h.0.in"]
     with pytest.raises(AssertionError, match=r"reads h.0.in after"):
         simulate(plan, "gradients")
 
