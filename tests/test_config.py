@@ -66,6 +66,19 @@ def test_preset_has_the_shape_and_the_parameters_of_the_table(name: str) -> None
     assert changed_settings(got) == []
 
 
+def test_the_numbers_that_decide_how_a_run_learns() -> None:
+    """Also written twice on purpose: with a wrong one a run trains as well, and learns less."""
+    got = load_config("small")
+    assert tuple(got.optimizer.model_dump().values()) == (0.9, 0.95, 1e-8, 0.1, 1.0)
+    schedule = {"kind": "cosine", "final_ratio": 0.1, "decay_fraction": 0.2}
+    assert schedule.items() <= got.schedule.model_dump().items()
+    assert (got.data.val_fraction, got.model.layer_norm_epsilon) == (0.1, 1e-5)
+    rates = [6e-3, 6e-3, 6e-3, 3e-3, 2e-3, 2e-3, 1e-3, 3e-4, 3e-4, 6e-4]
+    warmups = [100, 100, 100, 60, 40, 100, 100, 80, 5, 250]
+    rows = [(row.learning_rate, row.warmup_steps) for row in PRESETS.values()]
+    assert rows == list(zip(rates, warmups, strict=True))
+
+
 def test_default_preset_is_small() -> None:
     assert load_config() == load_config("small")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from posttrainllm.config import load_config
+from posttrainllm.corpus import open_corpus
 from posttrainllm.engine_choice import (
     differences,
     inference_engine,
@@ -20,6 +21,7 @@ from posttrainllm.observer import Silent
 from posttrainllm.samples import Samples
 from posttrainllm.session import new_trainer, resumed_trainer
 from posttrainllm.stopping import StopSignals
+from posttrainllm.trainer import train_step
 
 SMALL = {
     "model.n_layer": 1,
@@ -133,3 +135,19 @@ def test_logits_of_every_position_are_planned_only_when_asked_for() -> None:
     without.load(initial_parameters(config.model, 1))
     with pytest.raises(EngineError, match="logits"):
         without.logits(np.zeros((1, 4), np.int32))
+
+
+def test_a_step_in_micro_batches_is_the_step_in_one() -> None:
+    corpus, losses, norms = open_corpus([], val_fraction=0.1), [], []
+    for accumulation in (1, 3):
+        cut = {"data.batch_size": 6 // accumulation, "data.accumulation": accumulation}
+        config = load_config("tiny", flags={**SMALL, **cut, "engine.name": "numpy"})
+        engine = training_engine(config)
+        engine.load(initial_parameters(config.model, 1))
+        train_step(engine, corpus, config, 1)
+        (result,) = engine.results()
+        losses.append(result.loss)
+        norms.append(result.grad_norm)
+        engine.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
