@@ -175,6 +175,39 @@ def test_a_case_of_steps_and_a_case_of_values_give_records_of_their_name(tmp_pat
     assert found.sweep is not None
 
 
+def test_a_ladder_compares_each_rung_with_the_one_before_and_the_first(tmp_path):
+    rungs = [
+        ["engine.cpp_build=plain", f"engine.fuse={fuse}"] for fuse in ("false", "true", "true")
+    ]
+    case = Case(
+        name="rungs",
+        kind="ladder",
+        about="",
+        presets=["tiny", "small"],
+        engines=["cpp"],
+        set=settings(tmp_path),
+        rungs=rungs,
+        repeats=10,
+    )
+    [record] = run_case(case).records
+    assert (record["kind"], record["case"], list(record["configs"])) == (
+        "ladder",
+        "rungs",
+        case.presets,
+    )
+    rows = record["rows"]
+    assert [(row["preset"], row["rung"]) for row in rows] == [
+        (preset, rung) for preset in case.presets for rung in rungs
+    ]
+    for at in (0, 3):
+        first, second, third = (row["median_ms"] for row in rows[at : at + 3])
+        assert rows[at]["times_the_rung_before"] == rows[at]["times_the_first"] == 1
+        assert rows[at + 2]["times_the_rung_before"] == pytest.approx(second / third)
+        assert rows[at + 2]["times_the_first"] == pytest.approx(first / third)
+    with pytest.raises(ConfigError, match="at least two rungs"):
+        run_case(case.model_copy(update={"rungs": rungs[:1]}))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -29,7 +29,7 @@ from posttrainllm.machine import available_threads, instruction_sets, processor_
 from posttrainllm.storage import write_error
 
 FORMAT = 1
-Kind = Literal["step", "training", "sweep", "gpu-checks"]
+Kind = Literal["step", "ladder", "training", "sweep", "gpu-checks"]
 Record = dict[str, Any]
 
 # Software that numbers depend on; looked up by name, so that nothing is imported for it.
@@ -67,7 +67,7 @@ def make_record(
         "engine_info": dict(info),
         "configs": {one.preset: _settings(one) for one in configs},
         "method": dict(method),
-        "formulas": FORMULAS if kind == "step" else {},
+        "formulas": FORMULAS if kind in ("step", "ladder") else {},
         "results": dict(results or {}),
         "rows": [dict(row) for row in rows],
     }

@@ -2,14 +2,15 @@
 
     bench/cases/<name>.toml
 
-    kind = "step" | "training" | "sweep"      about = "one sentence"
+    kind = "step" | "ladder" | "training" | "sweep"      about = "one sentence"
     preset = "small" (or presets = [...])     engine = "cpp" (or engines = [...])
     set = ["section.key=value", ...]          as after --set
     step:      threads = [1, 2]   repeats = 20
+    ladder:    repeats = 10       rungs = [["section.key=value", ...], ...]  each a set of settings, from slow to fast
     training:  seeds = [1, 2, 3]  expect = { val_loss_at_most = 1.92, word_share_at_least = 0.6 }
     sweep:     seeds = [1]        values = ["schedule.learning_rate=1e-3,3e-3"]
 
-What this is not: the measuring (``bench.py``, ``sweep.py``, ``measured_run.py``).
+What this is not: the measuring (``bench.py``, ``ladder.py``, ``sweep.py``, ``measured_run.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.errors import ConfigError
 from posttrainllm.lab.bench import Bench, bench, check_repeats, make_cells
 from posttrainllm.lab.benchmark_record import Record, make_record, source_tree
+from posttrainllm.lab.ladder import ladder
 from posttrainllm.lab.measured_run import MeasuredRun, Progress, train_once
 from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
 from posttrainllm.settings import did_you_mean, show
@@ -40,7 +42,7 @@ class Case(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    kind: Literal["step", "training", "sweep"]
+    kind: Literal["step", "ladder", "training", "sweep"]
     about: str
     presets: list[str] = Field(min_length=1)
     engines: list[str] = Field(min_length=1)
@@ -49,6 +51,7 @@ class Case(BaseModel):
     repeats: int = 20
     seeds: list[int] = [1]
     values: list[str] = []
+    rungs: list[list[str]] = []
     expect: dict[str, float] = {}
 
     def config(self, steps: int | None = None) -> TrainConfig:
@@ -144,6 +147,12 @@ def run_case(
         timed = bench(cells, repeats=case.repeats, progress=progress)
         records = [{**record, "case": case.name} for record in timed.records()]
         return CaseResult(case, records, [], bench=timed)
+    if case.kind == "ladder":
+        engine = case.engines[0]
+        timed, record = ladder(
+            case.name, case.presets, engine, case.rungs, case.set, case.repeats, progress
+        )
+        return CaseResult(case, [record], [], bench=timed)
     config = case.config(steps)
     if case.kind == "sweep":
         swept = sweep(config, parse_axes(case.values), case.seeds, progress)
