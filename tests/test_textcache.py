@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from posttrainllm import corpus as corpus_module
 from posttrainllm import textcache
-from posttrainllm.textcache import default_cache_dir, encodable_pieces
+from posttrainllm.storage import default_cache_dir
+from posttrainllm.textcache import encodable_pieces
 from posttrainllm.tokenizer import ByteTokenizer, byte_characters, load
 from text_fixtures import TEXT, refusal, whole
 

@@ -25,7 +25,8 @@ import numpy.typing as npt
 
 from posttrainllm.datasets import shakespeare_path
 from posttrainllm.errors import CorpusError
-from posttrainllm.textcache import Facts, TextCache, default_cache_dir, map_file
+from posttrainllm.storage import default_cache_dir
+from posttrainllm.textcache import Facts, TextCache, map_file
 from posttrainllm.textfiles import Findings, TextCheck, TextFile, find_files
 from posttrainllm.tokenizer import ByteTokenizer, Ids, Tokenizer
 

@@ -3,7 +3,7 @@
 What this is: data. One row an op, in the order forward, backward, family by family, the fused ones last. Engines implement the rows,
 ``program.py`` checks calls against them, the call table of the C++ driver and the bindings of the WebGPU host are laid out by them, and a
 test holds C++ symbols, WGSL entry points and documentation pages to the same names.
-What this is not: an implementation. The definition of what each op computes is ``engines/numpy_engine.py``; its derivation stands in
+What this is not: an implementation. The definition of what each op computes is ``engines/numpy_ops.py``; its derivation stands in
 ``docs/ops/<family>.md``. Read next: ``program.py``.
 
 Letters of shapes (one letter, one meaning, everywhere):

@@ -2,7 +2,7 @@
 
 What this is: the ``update`` program. Parameters, gradients and moments lie in arenas with one common layout, so that the whole update is
 two ranges: tensors that are decayed (two dimensions and more) and those that are not.
-What this is not: the constants (``config.OptimizerConfig``) or the arithmetic (``engines/numpy_engine.py``).
+What this is not: the constants (``config.OptimizerConfig``) or the arithmetic (``engines/numpy_ops.py``).
 Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; Pascanu et al. 2013 for the clipping by global norm.
 """
 

@@ -276,13 +276,13 @@ class EngineConfig(Section):
     section: ClassVar[str] = "engine"
 
     name: Literal["auto", "numpy", "cpp", "wasm", "webgpu", "torch"] = Field(
-        default="cpp", description="engine; auto takes the fastest one here"
+        default="cpp", description="engine; auto is cpp, which runs everywhere"
     )
     threads: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="threads of cpp and wasm; 0 is all that this process may use",
+        description="threads of cpp and torch; 0 is all that this process may use",
     )
     cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
         default="", description="build of the C++ kernels; empty takes the best one here"

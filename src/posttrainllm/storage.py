@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,14 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def default_cache_dir() -> Path:
+    """Return the folder for this user's cached files, which need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):  # a user without a home
+        base = tempfile.gettempdir()
+    return Path(base) / "posttrainllm"
 
 
 def free_bytes(folder: Path) -> int | None:

@@ -47,14 +47,6 @@ class Facts:
     notices: tuple[str, ...]
 
 
-def default_cache_dir() -> Path:
-    """Return the folder for this user's cached files, which need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if base.startswith("~"):  # a user without a home
-        base = tempfile.gettempdir()
-    return Path(base) / "posttrainllm"
-
-
 def map_file(path: Path, n_bytes: int, offset: int = 0) -> npt.NDArray[np.uint8]:
     """Return bytes of a file as a read-only array (n_bytes,) that is read from disk as it is used.
 

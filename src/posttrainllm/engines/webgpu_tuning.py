@@ -24,6 +24,7 @@ from posttrainllm.engines.webgpu_recorder import Recorded, Recorder
 from posttrainllm.engines.webgpu_timing import seconds
 from posttrainllm.engines.webgpu_work import merged
 from posttrainllm.plan import BoundCall
+from posttrainllm.storage import default_cache_dir
 
 REPEATS = 7
 MARGIN = 0.97  # a variant replaces the table's choice when it takes less than this of its time
@@ -131,8 +132,7 @@ class Choices:
 
 def cache_folder() -> Path:
     """Where choices and the outcome of self-checks are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "posttrainllm" / "webgpu"
+    return default_cache_dir() / "webgpu"
 
 
 def kernels_digest(info: Mapping[str, str | int]) -> str:

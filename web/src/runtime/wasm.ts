@@ -40,7 +40,7 @@ interface Exports {
 
 const PAGE = 1 << 16;
 const ALIGN = 4096;
-const STACK = 1 << 19;
+const STACK = 1 << 20; // as kernels/build_wasm.py gives the first thread
 const PATIENCE_MS = 10_000; // for workers to start, and to come home
 
 const up = (bytes: number): number => Math.ceil(bytes / ALIGN) * ALIGN;
