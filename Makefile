@@ -9,7 +9,7 @@ LOG := $(VENV)/setup.log
 quietly = ( $(1) ) >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "setup: failed, the output is above" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check bench golden kernels clean
+.PHONY: help setup train test test-all check bench golden status kernels clean
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +44,10 @@ bench: $(VENV)/.base kernels ## measure training steps (ARGS="--preset small --e
 
 golden: $(VENV)/.dev kernels ## make the golden values again, from the numpy engine in float64
 	@$(PY) tests/golden/make_golden.py $(ARGS)
+
+status: $(VENV)/.web kernels ## run the tests and write docs/status.md from their report and the records
+	@$(PY) -m pytest -q -n 2 -m "not slow" --junitxml=build/report.xml $(ARGS) || echo "status: the page names what failed"
+	@$(PY) tools/status.py build/report.xml
 
 kernels: $(VENV)/.base ## compile the C++ kernels that changed
 	@$(PY) -m posttrainllm.kernels
