@@ -66,7 +66,7 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=100,
     ),
     "small": Preset(
-        summary="about a minute on two cores; writes mostly real words",
+        summary="a quarter of a minute on two cores; writes mostly real words",
         batch_size=16,
         n_ctx=64,
         n_layer=3,
@@ -77,7 +77,7 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=100,
     ),
     "medium": Preset(
-        summary="a few minutes on two cores; lines with a rhythm",
+        summary="half a minute on two cores; lines with a rhythm",
         batch_size=16,
         n_ctx=96,
         n_layer=4,
@@ -88,7 +88,7 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=100,
     ),
     "large": Preset(
-        summary="minutes on a good processor, seconds on a GPU",
+        summary="about a minute on two cores, seconds on a GPU",
         batch_size=12,
         n_ctx=128,
         n_layer=6,
@@ -99,7 +99,7 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=60,
     ),
     "xl": Preset(
-        summary="wants a GPU or patience",
+        summary="about a minute on two cores; few steps for its size",
         batch_size=8,
         n_ctx=128,
         n_layer=8,
