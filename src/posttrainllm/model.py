@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from posttrainllm.config import GPTConfig, OptimizerConfig
 from posttrainllm.extent import FIRST, Bound
-from posttrainllm.ops import ADD, BETA, CHUNK, WRITE
+from posttrainllm.ops import ADD, BETA, CHUNK, SCALARS, WRITE
 from posttrainllm.optim import update_program
 from posttrainllm.plan import chunk_rows
 from posttrainllm.program import Program, Role
@@ -225,6 +225,14 @@ def _mlp_backward(b: _Builder) -> None:
     _layernorm_backward(b, "h.{i}.ln_2", "h.{i}.mid", accumulate=ADD)
 
 
+def _trunk_forward(b: _Builder, *, cached: bool = False, appends: bool = False) -> None:
+    """From tokens to the end of the residual stream, ``h.{L}.in``: what every program of the model begins with."""
+    _embedding_forward(b)
+    with b.program.layers():
+        _attention_forward(b, cached=cached, appends=appends)
+        _mlp_forward(b)
+
+
 def _head_and_loss(b: _Builder, *, trains: bool) -> None:
     """loss = inv_count * sum of cross-entropies of ln_f(h.{L}.in) head^T, in chunks of rows; each chunk's backward follows at once.
 
@@ -232,7 +240,7 @@ def _head_and_loss(b: _Builder, *, trains: bool) -> None:
     """
     p = b.program
     p.buffer("targets", ROWS, role="input", dtype="i32")
-    p.buffer("scalars", "8", role="input")
+    p.buffer("scalars", str(len(SCALARS)), role="input")
     normed = _layernorm_forward(b, "ln_f", "h.{L}.in")
     logits, lse = b.scratch("head.logits", "R", "V"), b.scratch("head.lse", "R")
     row_loss = b.scratch("row_loss", ROWS)
@@ -268,10 +276,7 @@ def gradients_program(config: GPTConfig) -> Program:
     """Loss and gradients of one micro-batch; beta in ``scalars`` says whether they are added to those of the one before."""
     b = _Builder("gradients", config, trains=True)
     p = b.program
-    _embedding_forward(b)
-    with p.layers():
-        _attention_forward(b)
-        _mlp_forward(b)
+    _trunk_forward(b)
     _head_and_loss(b, trains=True)
     b.scratch("grad.h", ROWS, "C")
     _layernorm_backward(b, "ln_f", "h.{L}.in", accumulate=WRITE)
@@ -285,10 +290,7 @@ def gradients_program(config: GPTConfig) -> Program:
 def loss_program(config: GPTConfig) -> Program:
     """The loss alone, for evaluation."""
     b = _Builder("loss", config, trains=False)
-    _embedding_forward(b)
-    with b.program.layers():
-        _attention_forward(b)
-        _mlp_forward(b)
+    _trunk_forward(b)
     _head_and_loss(b, trains=False)
     return b.program
 
@@ -296,10 +298,7 @@ def loss_program(config: GPTConfig) -> Program:
 def logits_program(config: GPTConfig) -> Program:
     """Logits of every position."""
     b = _Builder("logits", config, trains=False)
-    _embedding_forward(b)
-    with b.program.layers():
-        _attention_forward(b)
-        _mlp_forward(b)
+    _trunk_forward(b)
     normed = _layernorm_forward(b, "ln_f", "h.{L}.in")
     out = b.program.buffer("logits", ROWS, "V", role="output")
     b.program.call("linear_forward", [out], [normed, b.head, None], transposed=1)
@@ -319,10 +318,7 @@ def decode_program(config: GPTConfig) -> Program:
 def _generation_program(name: str, config: GPTConfig, *, cached: bool) -> Program:
     b = _Builder(name, config, trains=False)
     p = b.program
-    _embedding_forward(b)
-    with p.layers():
-        _attention_forward(b, cached=cached, appends=True)
-        _mlp_forward(b)
+    _trunk_forward(b, cached=cached, appends=True)
     p.buffer("last", "B", role="input", dtype="i32")
     p.call("gather_forward", [b.scratch("last.in", "B", "C")], ["h.{L}.in", "last"])
     normed = _layernorm_forward(b, "ln_f", "last.in", rows="B")

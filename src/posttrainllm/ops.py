@@ -120,7 +120,7 @@ def _ids(name: str, *shape: str) -> Operand:
     return Operand(name, shape, dtype="i32")
 
 
-_SCALARS = _in("scalars", "8")
+_SCALARS = _in("scalars", str(len(SCALARS)))
 _ACCUMULATE: dict[str, float | None] = {"accumulate": float(WRITE)}
 
 _TABLE = (
@@ -294,7 +294,7 @@ _TABLE = (
     # norm = sqrt(decayed + plain);  scale = clip_norm / norm where norm > clip_norm > 0, else 1;  nonfinite |= norm is not finite
     Op(
         "gradient_clip",
-        (_out("clip", "4", mode="update"),),
+        (_out("clip", str(len(CLIP)), mode="update"),),
         (_in("decayed", "1"), _in("plain", "1")),
         (),
         {"clip_norm": None},
@@ -308,7 +308,7 @@ _TABLE = (
             _out("m", "P", mode="update"),
             _out("v", "P", mode="update"),
         ),
-        (_in("grad", "P"), _in("clip", "4"), _SCALARS),
+        (_in("grad", "P"), _in("clip", str(len(CLIP))), _SCALARS),
         ("P",),
         {"beta1": None, "beta2": None, "eps": None, "weight_decay": None},
     ),

@@ -9,6 +9,7 @@ Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; Pasc
 from __future__ import annotations
 
 from posttrainllm.config import OptimizerConfig
+from posttrainllm.ops import CLIP, SCALARS
 from posttrainllm.plan import PARTS
 from posttrainllm.program import Program
 
@@ -16,8 +17,8 @@ from posttrainllm.program import Program
 def update_program(optimizer: OptimizerConfig) -> Program:
     """One AdamW step from the gradients in the arenas; lr and the bias corrections are data in ``scalars``."""
     p = Program("update")
-    scalars = p.buffer("scalars", "8", role="input")
-    clip = p.buffer("clip", "4", role="state")
+    scalars = p.buffer("scalars", str(len(SCALARS)), role="input")
+    clip = p.buffer("clip", str(len(CLIP)), role="state")
     squares = []
     for part in PARTS:
         grad = p.buffer(f"grad.{part}", f"P_{part}", role="grad")

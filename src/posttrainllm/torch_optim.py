@@ -71,11 +71,6 @@ class ArenaAdamW:
         """Set all gradients to zero, in place."""
         self._grads.zero_()
 
-    def zero_moments(self) -> None:
-        """Forget the past of AdamW."""
-        self._m.zero_()
-        self._v.zero_()
-
     def grad_norm(self) -> Tensor:
         """Compute the global norm of all gradients; returned ().
 
