@@ -69,7 +69,7 @@ $(VENV)/.base: pyproject.toml setup.py | $(VENV)/.python
 	@$(call quietly,$(PY) -m pip install -r $(VENV)/build-requires.txt)
 	@PYTHONPATH=src $(PY) -m posttrainllm.kernels --no-warnings --prefix "setup: kernels"
 	@echo "setup: fetching the default text (TinyShakespeare)"
-	@PYTHONPATH=src $(PY) -m posttrainllm.datasets
+	@PYTHONPATH=src $(PY) -m posttrainllm.text.datasets
 	@echo "setup: installing posttrainllm"
 	@$(call quietly,$(PY) -m pip install --no-build-isolation --editable .)
 	@touch $@

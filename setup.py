@@ -16,10 +16,10 @@ from setuptools.command.build import build
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from posttrainllm.datasets import fetch_shakespeare
 from posttrainllm.errors import PosttrainError
 from posttrainllm.kernels.build import compile_builds, host_target
 from posttrainllm.kernels.build_wasm import WASM
+from posttrainllm.text.datasets import fetch_shakespeare
 
 
 class BuildAssets(Command):

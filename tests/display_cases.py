@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from posttrainllm.config import load_config
-from posttrainllm.corpus import Corpus
-from posttrainllm.counting import CountingLine
-from posttrainllm.observer import Record, Start
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.text.counting import CountingLine
+from posttrainllm.training.observer import Record, Start
 
 COUNTING = [
     CountingLine(name, loss, 900)

@@ -15,15 +15,15 @@ import signal
 import sys
 from pathlib import Path
 
-from posttrainllm.checkpoint import (
+from posttrainllm.runs.checkpoint import (
     clean_up,
     list_checkpoints,
     newest_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from posttrainllm.checkpoint_folder import verify_hashes
-from posttrainllm.tokenizer import ByteTokenizer
+from posttrainllm.runs.checkpoint_folder import verify_hashes
+from posttrainllm.text.tokenizer import ByteTokenizer
 from saved import make_state, make_values, small_config
 
 CONFIG = small_config()

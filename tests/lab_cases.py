@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from posttrainllm.config import TrainConfig, load_config
-from posttrainllm.corpus import Corpus
-from posttrainllm.session import corpus_of
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.training.session import corpus_of
 
 SIZES = (
     "model.n_layer=1",

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from posttrainllm.checkpoint import CorpusIdentity, TrainerState, write_checkpoint
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.formats.huggingface import parameter_shapes
+from posttrainllm.runs.checkpoint import CorpusIdentity, TrainerState, write_checkpoint
 from posttrainllm.storage import hash_file
-from posttrainllm.tokenizer import ByteTokenizer
+from posttrainllm.text.tokenizer import ByteTokenizer
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_ctx": 12}
 

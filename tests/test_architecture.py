@@ -43,42 +43,13 @@ TABLE = {
     "rewrites": Row(("lora", "fuse"), ("program", "ops", "errors")),
     "kernels": Row(("kernels",), ("errors",)),
     "engines": Row(("engines",), ("ops", "program", "control", "kernels", "machine", "errors")),
-    "torch": Row(
-        ("torch_gpt", "torch_optim", "torch_engine"),
-        ("config", "control", "engines", "machine", "errors"),
-    ),
-    "text": Row(
-        ("datasets", "tokenizer", "textfiles", "textcache", "corpus", "counting", "likeness"),
-        ("config", "machine", "errors"),
-    ),
+    "pytorch": Row(("pytorch",), ("config", "control", "engines", "machine", "errors")),
+    "text": Row(("text",), ("config", "machine", "errors")),
     "files": Row(
-        (
-            "formats",
-            "trainer_state",
-            "records",
-            "run_lock",
-            "checkpoint_folder",
-            "checkpoint",
-            "runs",
-        ),
+        ("formats", "runs"),
         ("config", "program", "text", "machine", "errors"),
     ),
-    "training": Row(
-        (
-            "engine_choice",
-            "selfcheck",
-            "evaluate",
-            "writing",
-            "generate",
-            "samples",
-            "stopping",
-            "observer",
-            "journal",
-            "trainer",
-            "session",
-        ),
-        (ABOVE,),
-    ),
+    "training": Row(("training",), (ABOVE,)),
     "web": Row(("export_web",), (ABOVE,)),
     "api": Row(("api",), (ABOVE,)),
     "lab": Row(("lab",), (ABOVE,)),
@@ -87,7 +58,7 @@ TABLE = {
 
 # Imported where they are used, so that a user who never needs them never waits for them.
 HEAVY = {"torch", "transformers", "wgpu", "wasmtime", "uvicorn"}
-HEAVY_ALLOWED = {"torch_gpt", "torch_optim", "torch_engine"}
+HEAVY_ALLOWED = {"pytorch.gpt", "pytorch.optim", "pytorch.engine"}
 
 PRINTS = {"cli", "kernels.__main__"}
 MAX_LINES = 400

@@ -11,18 +11,18 @@ import shutil
 import numpy as np
 import pytest
 
-from posttrainllm import checkpoint
-from posttrainllm.checkpoint import (
-    TrainerState,
-    read_checkpoint,
-    write_checkpoint,
-)
 from posttrainllm.config import PRESETS, load_config
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.huggingface import parameter_shapes
 from posttrainllm.formats.tensor_file import write_tensors
 from posttrainllm.model import gradients_program, model_dims
-from posttrainllm.tokenizer import ByteTokenizer
+from posttrainllm.runs.checkpoint import (
+    TrainerState,
+    read_checkpoint,
+    write_checkpoint,
+)
+from posttrainllm.runs.folder import checkpoint
+from posttrainllm.text.tokenizer import ByteTokenizer
 from saved import (
     edit_json,
     make_state,
@@ -164,7 +164,7 @@ def test_safetensors_library_reads_what_was_written(tmp_path):
 @pytest.mark.parametrize("model", [{}, {"tied": False}, {"activation": "gelu"}], ids=str)
 def test_transformers_loads_a_checkpoint_without_a_warning(tmp_path, require, model):
     torch, transformers = require("torch"), require("transformers")
-    from posttrainllm.torch_gpt import GPT
+    from posttrainllm.pytorch.gpt import GPT
 
     records = []
     handler = logging.Handler()

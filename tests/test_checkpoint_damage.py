@@ -10,9 +10,9 @@ import shutil
 import numpy as np
 import pytest
 
-from posttrainllm.checkpoint import read_checkpoint
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.tensor_file import MAX_HEADER_BYTES
+from posttrainllm.runs.checkpoint import read_checkpoint
 from saved import edit_json, read_tensor_file, rehash, save, write_tensor_file
 
 WTE = "transformer.wte.weight"

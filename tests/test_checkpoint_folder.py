@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
-from posttrainllm.checkpoint import (
+from posttrainllm.errors import CheckpointError
+from posttrainllm.formats.huggingface import parameter_shapes
+from posttrainllm.runs.checkpoint import (
     check_space,
     checkpoint_bytes,
     clean_up,
@@ -16,10 +18,8 @@ from posttrainllm.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from posttrainllm.errors import CheckpointError
-from posttrainllm.formats.huggingface import parameter_shapes
 from posttrainllm.storage import show_bytes
-from posttrainllm.tokenizer import ByteTokenizer
+from posttrainllm.text.tokenizer import ByteTokenizer
 from saved import make_state, make_values, save, small_config
 
 
@@ -125,7 +125,7 @@ def test_room_for_all_planned_checkpoints_is_checked_before_training(tmp_path, m
     one = checkpoint_bytes(config)
 
     def refused(free, **plan):
-        monkeypatch.setattr("posttrainllm.checkpoint_folder.free_bytes", lambda _: free)
+        monkeypatch.setattr("posttrainllm.runs.checkpoint_folder.free_bytes", lambda _: free)
         try:
             check_space(tmp_path / "not" / "yet", config, **plan)
         except CheckpointError as error:
@@ -148,7 +148,7 @@ def test_existing_checkpoints_count_as_paid_for(tmp_path, monkeypatch):
     for step in (1, 2):
         save(tmp_path, step)
     one = checkpoint_bytes(small_config().model)
-    monkeypatch.setattr("posttrainllm.checkpoint_folder.free_bytes", lambda _: one)
+    monkeypatch.setattr("posttrainllm.runs.checkpoint_folder.free_bytes", lambda _: one)
     check_space(tmp_path, small_config().model, saves=10, keep=2)
 
 

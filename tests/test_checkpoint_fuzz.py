@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrainllm.checkpoint import read_checkpoint
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.huggingface import parse_config
 from posttrainllm.formats.tensor_file import byte_count, read_header
+from posttrainllm.runs.checkpoint import read_checkpoint
 from saved import rehash, save, write_tensor_file
 
 

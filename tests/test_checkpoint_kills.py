@@ -16,9 +16,9 @@ import pytest
 
 import needs
 from killed_writer import check, write
-from posttrainllm import checkpoint
-from posttrainllm.checkpoint import read_checkpoint
 from posttrainllm.errors import CheckpointError
+from posttrainllm.runs.checkpoint import read_checkpoint
+from posttrainllm.runs.folder import checkpoint
 from saved import save
 
 WRITER = Path(__file__).with_name("killed_writer.py")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrainllm import corpus as corpus_module
-from posttrainllm.corpus import default_corpus_path, split_position, windows
-from posttrainllm.datasets import TINY_SHAKESPEARE
 from posttrainllm.errors import CorpusError
+from posttrainllm.text import corpus as corpus_module
+from posttrainllm.text.corpus import default_corpus_path, split_position, windows
+from posttrainllm.text.datasets import TINY_SHAKESPEARE
 from text_fixtures import TEXT, refusal, whole
 
 pytest_plugins = ("text_fixtures",)
@@ -31,7 +31,7 @@ def test_no_source_is_tinyshakespeare(open_text):
 
 def test_a_missing_default_text_says_how_to_get_it(open_text, monkeypatch, tmp_path):
     monkeypatch.setattr(corpus_module, "shakespeare_path", lambda: tmp_path / "none.txt")
-    assert "python -m posttrainllm.datasets" in refusal(open_text)
+    assert "python -m posttrainllm.text.datasets" in refusal(open_text)
 
 
 def test_a_resumed_run_refuses_another_text(open_text, write):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrainllm import counting
-from posttrainllm.counting import CountingLine, lines, standing
-from posttrainllm.datasets import shakespeare_path
+from posttrainllm.text import counting
+from posttrainllm.text.counting import CountingLine, lines, standing
+from posttrainllm.text.datasets import shakespeare_path
 
 
 def table_loss(train, val, n, n_different):

@@ -9,9 +9,9 @@ import zipfile
 
 import pytest
 
-from posttrainllm import datasets
-from posttrainllm.datasets import TINY_SHAKESPEARE, fetch_shakespeare
 from posttrainllm.errors import CorpusError
+from posttrainllm.text import datasets
+from posttrainllm.text.datasets import TINY_SHAKESPEARE, fetch_shakespeare
 
 TEXT = b"First Citizen:\n"
 

@@ -17,14 +17,15 @@ import pytest
 
 from disks import Disk, small_disk
 from lab_cases import small, write_text
-from posttrainllm import journal, storage, trainer_state
-from posttrainllm.checkpoint import list_checkpoints, read_checkpoint, step_of
+from posttrainllm import storage
 from posttrainllm.config import replace
 from posttrainllm.errors import CheckpointError, TrainingError
-from posttrainllm.observer import Silent
-from posttrainllm.runs import Run
-from posttrainllm.session import new_trainer, resumed_trainer
-from posttrainllm.stopping import StopSignals
+from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint, step_of
+from posttrainllm.runs.folder import Run, trainer_state
+from posttrainllm.training import journal
+from posttrainllm.training.observer import Silent
+from posttrainllm.training.session import new_trainer, resumed_trainer
+from posttrainllm.training.stopping import StopSignals
 
 NOBODY = 65534
 STEPS = 12
@@ -131,7 +132,7 @@ def test_disk_that_fills_inside_a_checkpoint_leaves_the_one_before(
             done.append(path)
         return real(path, chunks)
 
-    monkeypatch.setattr("posttrainllm.checkpoint.write_file", write_file)
+    monkeypatch.setattr("posttrainllm.runs.checkpoint.write_file", write_file)
     script = Script(step8=lambda: (check_intact(disk), disk.free()))
     outcome = train(config, disk.folder, script)
     assert done

@@ -24,7 +24,6 @@ from model_cases import (
 from needs import require
 from posttrainllm.config import PRESETS, GPTConfig, TrainConfig, load_config, replace
 from posttrainllm.control import bias_corrections
-from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.engines.base import Engine, ProgramEngine, StepResult, StepScalars
 from posttrainllm.engines.cpp_engine import CppEngine
 from posttrainllm.engines.numpy_engine import NumpyEngine
@@ -34,6 +33,7 @@ from posttrainllm.model import gradients_program, training_programs
 from posttrainllm.ops import FUSED, OPS
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Call, Program
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.validate import validate
 from tolerances import FUSED_IN_FLOAT64, LOSS_TO_STEP_10
 

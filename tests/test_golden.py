@@ -13,11 +13,11 @@ from tests.golden.make_golden import golden_config
 from needs import require
 from posttrainllm.config import load_config
 from posttrainllm.control import batch_offsets
-from posttrainllm.corpus import open_corpus
-from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.kernels.build import available_builds
 from posttrainllm.machine import instruction_sets
-from posttrainllm.trainer import train_step
+from posttrainllm.text.corpus import open_corpus
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
+from posttrainllm.training.trainer import train_step
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())
 SHORT = 20  # steps of a curve that takes long

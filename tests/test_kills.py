@@ -16,7 +16,7 @@ from lab_cases import small
 from needs import require
 from posttrainllm.lab import verify_resume as module
 from posttrainllm.lab.verify_resume import checkable, losses_sha256, verify_resume
-from posttrainllm.runs import Run
+from posttrainllm.runs.folder import Run
 
 PLACES = {"step", "checkpoint", "time"}
 

@@ -15,8 +15,8 @@ from posttrainllm.engines.numpy_ops import NUMPY_OPS
 from posttrainllm.lab import doctor as doctor_module
 from posttrainllm.lab.diagnose import Probe, conclusion, diagnose
 from posttrainllm.lab.doctor import doctor, self_check
-from posttrainllm.runs import Run
-from posttrainllm.session import new_trainer
+from posttrainllm.runs.folder import Run
+from posttrainllm.training.session import new_trainer
 
 
 def trained(folder, *settings: str) -> Run:
@@ -94,7 +94,7 @@ def test_doctor_finds_a_missing_or_changed_text(tmp_path, monkeypatch, capsys):
     path.write_text("To be or not")
     assert by_name()["text"].status == "problem"
     assert main(["doctor"]) == 1
-    assert "python -m posttrainllm.datasets" in capsys.readouterr().out
+    assert "python -m posttrainllm.text.datasets" in capsys.readouterr().out
 
 
 def test_doctor_finds_that_the_kernels_are_not_built(monkeypatch):

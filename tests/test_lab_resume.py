@@ -17,8 +17,8 @@ from posttrainllm.errors import TrainingError
 from posttrainllm.lab import verify_resume as module
 from posttrainllm.lab.trial import Life
 from posttrainllm.lab.verify_resume import checkable, differences, losses_sha256, verify_resume
-from posttrainllm.runs import Run
-from posttrainllm.session import new_trainer
+from posttrainllm.runs.folder import Run
+from posttrainllm.training.session import new_trainer
 
 
 @pytest.fixture

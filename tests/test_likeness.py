@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrainllm import likeness
-from posttrainllm.datasets import shakespeare_path
-from posttrainllm.likeness import (
+from posttrainllm.text import likeness
+from posttrainllm.text.datasets import shakespeare_path
+from posttrainllm.text.likeness import (
     Copy,
     WordShare,
     corpus_words,

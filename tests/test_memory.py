@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from cli_cases import SIZES, check_error, cli, write_text
 from needs import require
-from posttrainllm import engine_choice
 from posttrainllm.config import load_config
-from posttrainllm.engine_choice import least_bytes
 from posttrainllm.engines import base
 from posttrainllm.model import training_programs
 from posttrainllm.plan import make_plan
+from posttrainllm.training import engine_choice
+from posttrainllm.training.engine_choice import least_bytes
 
 
 @pytest.mark.parametrize("engine", ["numpy", "cpp", "wasm", "torch"])

@@ -19,8 +19,12 @@ from model_cases import Tensors, train_config
 from needs import require
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
-from posttrainllm.engine_choice import inference_engine, initial_parameters, training_engine
 from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
+from posttrainllm.training.engine_choice import (
+    inference_engine,
+    initial_parameters,
+    training_engine,
+)
 from tolerances import (
     AUTOGRAD,
     CACHED_LOGITS,

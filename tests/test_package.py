@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from needs import require
-from posttrainllm.datasets import TINY_SHAKESPEARE
 from posttrainllm.kernels import build
 from posttrainllm.kernels.build_wasm import WASM
+from posttrainllm.text.datasets import TINY_SHAKESPEARE
 
 ROOT = Path(__file__).parent.parent
 
 # What an installed package must know without its source tree.
 LOOK = """
 import hashlib, json, posttrainllm
-from posttrainllm.datasets import shakespeare_path
+from posttrainllm.text.datasets import shakespeare_path
 from posttrainllm.kernels import build
 from posttrainllm.kernels.build_wasm import WASM
 print(json.dumps({

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrainllm.errors import CheckpointError
-from posttrainllm.records import Records
+from posttrainllm.runs.records import Records
 
 
 @pytest.fixture

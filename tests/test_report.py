@@ -15,9 +15,9 @@ from posttrainllm.cli.plain import PlainLines
 from posttrainllm.cli.plot import BLOCKS, Curve, plot, smooth, sparkline
 from posttrainllm.cli.report import start_rows, start_warnings, suggestions
 from posttrainllm.cli.table import Column, fitting
-from posttrainllm.likeness import Copy, WordShare
-from posttrainllm.observer import Outcome
-from posttrainllm.writing import Verdict
+from posttrainllm.text.likeness import Copy, WordShare
+from posttrainllm.training.observer import Outcome
+from posttrainllm.training.writing import Verdict
 
 # ---- curves -----------------------------------------------------------------------------------------
 

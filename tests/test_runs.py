@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from posttrainllm import run_lock, runs
 from posttrainllm.config import load_config, replace
 from posttrainllm.errors import CheckpointError, ConfigError
-from posttrainllm.run_lock import is_locked
-from posttrainllm.runs import Run, create_run, describe_run, list_runs, resolve_run
+from posttrainllm.runs import folder
+from posttrainllm.runs import lock as run_lock
+from posttrainllm.runs.folder import Run, create_run, describe_run, list_runs, resolve_run
+from posttrainllm.runs.lock import is_locked
 from saved import save, small_config
 
 CONFIG = load_config("tiny", flags={"training.steps": 300})
-SOURCE = Path(runs.__file__).parent.parent
+SOURCE = Path(run_lock.__file__).parents[2]
 
 
 def line(step, loss=2.0, val_loss=None):
@@ -105,7 +106,7 @@ def test_run_whose_configuration_cannot_be_written_is_not_left_behind(tmp_path, 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs, "replace_file", fail)
+    monkeypatch.setattr(folder, "replace_file", fail)
     with pytest.raises(CheckpointError, match=r"cannot write config\.toml in .*the disk is full"):
         create_run(tmp_path, CONFIG)
     assert list(tmp_path.iterdir()) == []
@@ -126,7 +127,7 @@ def test_configuration_is_replaced_in_one_step(tmp_path, monkeypatch):
 
 # --- the lock --------------------------------------------------------------------------------
 
-HOLD = "import sys; from pathlib import Path; from posttrainllm.run_lock import RunLock"
+HOLD = "import sys; from pathlib import Path; from posttrainllm.runs.lock import RunLock"
 HOLD += "; lock = RunLock(Path(sys.argv[1])); print('held', flush=True); input()"
 
 

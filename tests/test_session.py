@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from posttrainllm.config import load_config
-from posttrainllm.corpus import open_corpus
-from posttrainllm.engine_choice import (
+from posttrainllm.engines.cpp_engine import runnable_builds
+from posttrainllm.errors import ConfigError, EngineError, PosttrainError
+from posttrainllm.text.corpus import open_corpus
+from posttrainllm.training.engine_choice import (
     differences,
     inference_engine,
     initial_parameters,
     training_engine,
 )
-from posttrainllm.engines.cpp_engine import runnable_builds
-from posttrainllm.errors import ConfigError, EngineError, PosttrainError
-from posttrainllm.observer import Silent
-from posttrainllm.samples import Samples
-from posttrainllm.session import new_trainer, resumed_trainer
-from posttrainllm.stopping import StopSignals
-from posttrainllm.trainer import train_step
+from posttrainllm.training.observer import Silent
+from posttrainllm.training.samples import Samples
+from posttrainllm.training.session import new_trainer, resumed_trainer
+from posttrainllm.training.stopping import StopSignals
+from posttrainllm.training.trainer import train_step
 
 SMALL = {
     "model.n_layer": 1,

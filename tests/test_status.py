@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posttrainllm.config import PRESETS
-from posttrainllm.engine_choice import BUILT
+from posttrainllm.training.engine_choice import BUILT
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "status.md"

@@ -71,7 +71,7 @@ def test_gradients_of_the_step_agree_with_finite_differences(config: GPTConfig) 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_loss_and_gradients_of_the_step_agree_with_autograd(config: GPTConfig) -> None:
     torch = require("torch")
-    from posttrainllm.torch_gpt import GPT
+    from posttrainllm.pytorch.gpt import GPT
 
     engine = engine_of(config)
     batch = random_batch(config, BATCH, ignored=0.2)

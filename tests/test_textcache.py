@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrainllm import corpus as corpus_module
-from posttrainllm import textcache
 from posttrainllm.storage import default_cache_dir
-from posttrainllm.textcache import encodable_pieces
-from posttrainllm.tokenizer import ByteTokenizer, byte_characters, load
+from posttrainllm.text import cache as textcache
+from posttrainllm.text import corpus as corpus_module
+from posttrainllm.text.cache import encodable_pieces
+from posttrainllm.text.tokenizer import ByteTokenizer, byte_characters, load
 from text_fixtures import TEXT, refusal, whole
 
 pytest_plugins = ("text_fixtures",)

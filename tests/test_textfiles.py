@@ -271,7 +271,7 @@ def test_a_file_cut_inside_a_character_is_noticed(open_text, write):
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 5])
 def test_notices_do_not_depend_on_how_a_file_is_read(open_text, write, monkeypatch, piece):
-    monkeypatch.setattr("posttrainllm.textfiles.PIECE", piece)
+    monkeypatch.setattr("posttrainllm.text.files.PIECE", piece)
     good = "caf\u00e9 \u6f22\u5b57 \U0001f600\n".encode()
     assert open_text(write("good.txt", good)).notices == ()
     notices = open_text(write("bad.txt", good + b"\r\n\xe6\xbc!")).notices

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
-from posttrainllm.tokenizer import (
+from posttrainllm.text.tokenizer import (
     BPETokenizer,
     ByteTokenizer,
     StreamDecoder,

@@ -17,8 +17,8 @@ from posttrainllm.machine import available_threads
 
 torch = require("torch")
 
-from posttrainllm.torch_engine import TorchEngine, saved_numbers  # noqa: E402
-from posttrainllm.torch_optim import ArenaAdamW  # noqa: E402
+from posttrainllm.pytorch.engine import TorchEngine, saved_numbers  # noqa: E402
+from posttrainllm.pytorch.optim import ArenaAdamW  # noqa: E402
 from torch_cases import (  # noqa: E402
     config_of,
     engine_of,
@@ -302,9 +302,9 @@ def test_info_says_what_runs() -> None:
 
 def test_missing_torch_is_an_engine_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "posttrainllm.torch_engine")
+    monkeypatch.delitem(sys.modules, "posttrainllm.pytorch.engine")
     with pytest.raises(EngineError) as caught:
-        importlib.import_module("posttrainllm.torch_engine")
+        importlib.import_module("posttrainllm.pytorch.engine")
     assert caught.value.message == "the torch engine needs PyTorch, which is not installed"
     assert caught.value.hint == "pip install 'posttrainllm[torch]'"
 

@@ -12,7 +12,7 @@ from posttrainllm.config import PRESETS, TrainConfig, load_config, replace
 
 torch = require("torch")
 
-from posttrainllm.torch_gpt import GPT  # noqa: E402
+from posttrainllm.pytorch.gpt import GPT  # noqa: E402
 from torch_cases import Tensors, config_of, engine_of, random_batch, scalars_of  # noqa: E402
 
 

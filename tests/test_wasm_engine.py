@@ -10,7 +10,6 @@ import pytest
 
 from model_cases import model, random_batch, random_params, train_config
 from needs import require
-from posttrainllm import engine_choice
 from posttrainllm.control import bias_corrections
 from posttrainllm.engines import wasm_engine
 from posttrainllm.engines.base import Batch, StepScalars, TooLarge
@@ -18,6 +17,7 @@ from posttrainllm.engines.numpy_engine import NumpyEngine
 from posttrainllm.engines.wasm_engine import BUILDS, WasmEngine
 from posttrainllm.errors import EngineError
 from posttrainllm.model import inference_programs, training_programs
+from posttrainllm.training import engine_choice
 from tolerances import CACHED_LOGITS, OVERFIT_LOSS, OVERFIT_STEPS
 
 require("wasmtime")

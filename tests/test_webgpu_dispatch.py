@@ -9,8 +9,8 @@ import pytest
 
 from op_cases import CASES
 from posttrainllm.config import PRESETS, load_config
-from posttrainllm.engines.webgpu_dispatch import MOST_GROUPS, DispatchTable, Limits
-from posttrainllm.engines.webgpu_work import work_of
+from posttrainllm.engines.webgpu.dispatch import MOST_GROUPS, DispatchTable, Limits
+from posttrainllm.engines.webgpu.work import work_of
 from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import FUSED, OPS
 from posttrainllm.plan import BoundCall, Place, make_plan

@@ -9,15 +9,15 @@ import pytest
 
 from needs import require
 from posttrainllm.config import GPTConfig, OptimizerConfig
-from posttrainllm.engine_choice import initial_parameters
 from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.engines.numpy_engine import NumpyEngine
 from posttrainllm.model import training_programs
+from posttrainllm.training.engine_choice import initial_parameters
 
 require("wgpu")
 
-from posttrainllm.engines.webgpu_dispatch import APART, DispatchTable, Limits  # noqa: E402
-from posttrainllm.engines.webgpu_engine import WebGpuEngine  # noqa: E402
+from posttrainllm.engines.webgpu.dispatch import APART, DispatchTable, Limits  # noqa: E402
+from posttrainllm.engines.webgpu.engine import WebGpuEngine  # noqa: E402
 from webgpu_cases import device  # noqa: E402
 
 LIMIT = 5e-5  # of a gradient's largest element: STYLE's limit of step-0 gradients

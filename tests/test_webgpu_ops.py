@@ -12,7 +12,7 @@ from tolerances import LIMITS, errors
 
 require("wgpu")
 
-from posttrainllm.engines.webgpu_engine import WebGpuEngine  # noqa: E402
+from posttrainllm.engines.webgpu.engine import WebGpuEngine  # noqa: E402
 from webgpu_cases import HAS, SMALL, LoneOp, work  # noqa: E402
 
 

@@ -13,11 +13,11 @@ from tests.golden.make_golden import golden_config
 from needs import require
 from posttrainllm.config import load_config, replace
 from posttrainllm.control import bias_corrections
-from posttrainllm.corpus import open_corpus
-from posttrainllm.engine_choice import initial_parameters, training_engine
 from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.lab.limits import loss_limit
-from posttrainllm.trainer import train_step
+from posttrainllm.text.corpus import open_corpus
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
+from posttrainllm.training.trainer import train_step
 
 require("wgpu")
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from needs import require
-from posttrainllm import selfcheck
 from posttrainllm.config import EngineConfig, load_config, replace
-from posttrainllm.engine_choice import initial_parameters, resolve, training_engine
 from posttrainllm.engines.base import Batch
 from posttrainllm.errors import EngineError
 from posttrainllm.model import training_programs
-from posttrainllm.observer import Silent
-from posttrainllm.session import new_trainer
+from posttrainllm.training import selfcheck
+from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.observer import Silent
+from posttrainllm.training.session import new_trainer
 
 require("wgpu")
 
-from posttrainllm.engines import webgpu_device as layer  # noqa: E402
-from posttrainllm.engines.webgpu_engine import WebGpuEngine  # noqa: E402
-from posttrainllm.engines.webgpu_timing import seconds  # noqa: E402
+from posttrainllm.engines.webgpu import device as layer  # noqa: E402
+from posttrainllm.engines.webgpu.engine import WebGpuEngine  # noqa: E402
+from posttrainllm.engines.webgpu.timing import seconds  # noqa: E402
 from webgpu_cases import device  # noqa: E402
 
 CONFIG = load_config("tiny")

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from posttrainllm.config import load_config
-from posttrainllm.corpus import open_corpus
-from posttrainllm.counting import CountingLine
-from posttrainllm.likeness import Copy, WordShare
 from posttrainllm.presets import PRESETS
-from posttrainllm.writing import memorisation_warning, show_ratio, verdict
+from posttrainllm.text.corpus import open_corpus
+from posttrainllm.text.counting import CountingLine
+from posttrainllm.text.likeness import Copy, WordShare
+from posttrainllm.training.writing import memorisation_warning, show_ratio, verdict
 
 LINES = [
     CountingLine("guessing", 5.545, 1_003_854),

@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from posttrainllm import corpus, textcache
 from posttrainllm.errors import CorpusError
+from posttrainllm.text import cache as textcache
+from posttrainllm.text import corpus
 
 TEXT = b"".join(b"line %d of a text that is long enough\n" % number for number in range(200))
 

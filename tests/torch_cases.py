@@ -12,8 +12,8 @@ from posttrainllm.engines.base import Batch, StepResult, StepScalars
 
 torch = require("torch")
 
-from posttrainllm.torch_engine import TorchEngine  # noqa: E402
-from posttrainllm.torch_gpt import GPT  # noqa: E402
+from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
+from posttrainllm.pytorch.gpt import GPT  # noqa: E402
 
 Tensors = dict[str, np.ndarray]
 

@@ -13,10 +13,10 @@ import numpy as np
 from needs import missing, require
 from op_cases import CASES
 from op_inputs import Array, Case, Operands
-from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
-from posttrainllm.engines.webgpu_dispatch import DispatchTable, table_ops
-from posttrainllm.engines.webgpu_memory import GpuMemory
-from posttrainllm.engines.webgpu_recorder import Recorder
+from posttrainllm.engines.webgpu.device import GpuDevice, adapters, choose_adapter
+from posttrainllm.engines.webgpu.dispatch import DispatchTable, table_ops
+from posttrainllm.engines.webgpu.memory import GpuMemory
+from posttrainllm.engines.webgpu.recorder import Recorder
 from posttrainllm.ops import FUSED, OPS
 from posttrainllm.plan import ALIGN, BoundCall, Place, Plan, Region
 

@@ -152,12 +152,12 @@ FAULTS = (
           "wrong constant", "default of beta2", DEFAULTS),
     Fault("presets.py", "steps=1500,\n        learning_rate=6e-3", "steps=1500,\n        learning_rate=6e-4",
           "wrong constant", "learning rate of preset small", DEFAULTS),
-    Fault("trainer.py", "inv_count=1.0 / tokens",
+    Fault("training/trainer.py", "inv_count=1.0 / tokens",
           "inv_count=config.data.accumulation / tokens",
           "missing scale", "accumulated gradients are summed, not averaged", RUN),
-    Fault("trainer.py", "step=self.step,\n            seed", "step=self.step + 1,\n            seed",
+    Fault("training/trainer.py", "step=self.step,\n            seed", "step=self.step + 1,\n            seed",
           "off by one", "the step that a checkpoint says", RUN),
-    Fault("journal.py", "v=tensors.v,", "v=tensors.m,",
+    Fault("training/journal.py", "v=tensors.v,", "v=tensors.m,",
           "swapped buffers", "a checkpoint's second moment", RUN),
 )
 # fmt: on

@@ -56,7 +56,7 @@ def shipped() -> list[str]:
 
     from posttrainllm.cli import app
     from posttrainllm.config import PRESETS, load_config
-    from posttrainllm.engine_choice import BUILT
+    from posttrainllm.training.engine_choice import BUILT
 
     found = {path.stem: path for path in PACKAGE.rglob("*_engine.py")}
     engines = [(f"`{name}`", first_line(found[f"{name}_engine"])) for name in BUILT]

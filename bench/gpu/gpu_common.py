@@ -11,10 +11,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from posttrainllm.config import TrainConfig
-from posttrainllm.engine_choice import initial_parameters
 from posttrainllm.engines.base import Batch, ProgramEngine, StepScalars
-from posttrainllm.engines.webgpu_engine import WebGpuEngine
+from posttrainllm.engines.webgpu.engine import WebGpuEngine
 from posttrainllm.model import training_programs
+from posttrainllm.training.engine_choice import initial_parameters
 
 
 def text() -> np.ndarray[Any, Any]:

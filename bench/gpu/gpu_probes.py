@@ -10,12 +10,12 @@ import numpy as np
 from gpu_common import engine, train
 
 from posttrainllm.config import load_config
-from posttrainllm.engines.webgpu_device import GpuDevice, choose_adapter
-from posttrainllm.engines.webgpu_dispatch import DispatchTable
-from posttrainllm.engines.webgpu_memory import GpuMemory
-from posttrainllm.engines.webgpu_recorder import Recorder
-from posttrainllm.engines.webgpu_timing import seconds
-from posttrainllm.engines.webgpu_tuning import tune_times
+from posttrainllm.engines.webgpu.device import GpuDevice, choose_adapter
+from posttrainllm.engines.webgpu.dispatch import DispatchTable
+from posttrainllm.engines.webgpu.memory import GpuMemory
+from posttrainllm.engines.webgpu.recorder import Recorder
+from posttrainllm.engines.webgpu.timing import seconds
+from posttrainllm.engines.webgpu.tuning import tune_times
 from posttrainllm.plan import BoundCall, Place, Plan, Region
 
 

@@ -34,13 +34,13 @@ import numpy as np
 from gpu_common import batches, engine, fast_parameters, reference, train
 
 from posttrainllm.config import TrainConfig, load_config
-from posttrainllm.engine_choice import initial_parameters
 from posttrainllm.engines.base import StepScalars
-from posttrainllm.engines.webgpu_device import GpuDevice, adapters, choose_adapter
+from posttrainllm.engines.webgpu.device import GpuDevice, adapters, choose_adapter
 from posttrainllm.errors import EngineError
 from posttrainllm.lab.benchmark_record import make_record, write_record
 from posttrainllm.lab.cost import step_bytes, step_flops
-from posttrainllm.selfcheck import self_check
+from posttrainllm.training.engine_choice import initial_parameters
+from posttrainllm.training.selfcheck import self_check
 
 PARITY = ("small", "medium", "large", "xl")
 STEPS = ("small", "medium", "large", "xl", "huge", "massive", "mega", "behemoth")

@@ -4,7 +4,7 @@ eager    float32, fused AdamW, clip by global norm
 graph    the same step, captured as a CUDA graph
 tf32     the loss through torch.compile, products in TF32, captured as a CUDA graph
 
-Nothing is read back between steps. The model is ``torch_gpt.GPT`` with ``torch.optim.AdamW``: no line of the engines.
+Nothing is read back between steps. The model is ``pytorch.gpt.GPT`` with ``torch.optim.AdamW``: no line of the engines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from posttrainllm.config import TrainConfig
-from posttrainllm.torch_gpt import GPT
+from posttrainllm.pytorch.gpt import GPT
 
 KINDS = ("eager", "graph", "tf32")
 

@@ -25,10 +25,10 @@ from posttrainllm.config import (
     load_config,
 )
 from posttrainllm.errors import ConfigError
-from posttrainllm.observer import Observer
-from posttrainllm.runs import Run as RunFolder
-from posttrainllm.runs import resolve_run
-from posttrainllm.session import Model, new_trainer, open_model, resumed_trainer
+from posttrainllm.runs.folder import Run as RunFolder
+from posttrainllm.runs.folder import resolve_run
+from posttrainllm.training.observer import Observer
+from posttrainllm.training.session import Model, new_trainer, open_model, resumed_trainer
 
 RUNS_DIR = "runs"
 
@@ -114,7 +114,7 @@ def train(
 
     ``corpus`` is a text file or several (default: TinyShakespeare). Every other setting can be given by its name: ``learning_rate=1e-3``,
     ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``. Nothing is printed; ``observer`` watches along
-    (``posttrainllm.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
+    (``posttrainllm.training.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
 
     Raises: PosttrainError, in one line with the next action.
     """

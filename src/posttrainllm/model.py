@@ -2,7 +2,7 @@
 
 What this is: the only place where the model exists for the engines that run ops. Read it from top to bottom: parameters, then piece by
 piece forward and backward, then the programs that are made of the pieces.
-What this is not: numbers (``config.py``), kernels (``engines/``), or the optimizer (``optim.py``). ``torch_gpt.py`` says the same thing a
+What this is not: numbers (``config.py``), kernels (``engines/``), or the optimizer (``optim.py``). ``pytorch/gpt.py`` says the same thing a
 second time, independently, with autograd, and the tests hold both to each other.
 
 Shapes: activations are (B*T, width) row-major. Names are GPT-2's own: a parameter's prefix plus a role (``h.3.ln_1.out``); a gradient is

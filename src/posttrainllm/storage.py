@@ -2,7 +2,7 @@
 
 A rename is the only step here that readers can see, and it comes after every byte is on the disk:
 a process killed at any moment leaves the old file or the new one, never half of one.
-This module knows nothing of checkpoints or runs; read ``checkpoint.py`` and ``runs.py`` next.
+This module knows nothing of checkpoints or runs; read ``runs/checkpoint.py`` and ``runs/folder.py`` next.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ def corpus(
     from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import WARNINGS, fields
     from posttrainllm.config import load_config
-    from posttrainllm.corpus import open_corpus
-    from posttrainllm.counting import lines as counting_lines
-    from posttrainllm.writing import memorisation_warning, show_ratio
+    from posttrainllm.text.corpus import open_corpus
+    from posttrainllm.text.counting import lines as counting_lines
+    from posttrainllm.training.writing import memorisation_warning, show_ratio
 
     config = load_config(preset, flags={"data.val_fraction": val_fraction})
     found = open_corpus(files or (), val_fraction=config.data.val_fraction)

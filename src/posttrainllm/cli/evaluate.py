@@ -11,7 +11,7 @@ import typer
 from posttrainllm.cli.options import AsJson, ModelEngine, ModelName, RunsDir
 
 if TYPE_CHECKING:
-    from posttrainllm.session import Measured
+    from posttrainllm.training.session import Measured
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import EngineConfig
-    from posttrainllm.session import newest_run, open_model
+    from posttrainllm.training.session import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None
@@ -66,7 +66,7 @@ def evaluate(
 
 def print_figures(model: str, found: Measured) -> None:
     """Print what was measured as one JSON object."""
-    from posttrainllm.trainer_state import finite
+    from posttrainllm.runs.trainer_state import finite
 
     evaluation = found.evaluation
     figures = {

@@ -54,7 +54,7 @@ def generate(
     from posttrainllm.cli.figures import printable
     from posttrainllm.cli.terminal import is_terminal, say
     from posttrainllm.config import EngineConfig, SamplingConfig
-    from posttrainllm.session import newest_run, open_model
+    from posttrainllm.training.session import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None

@@ -15,8 +15,8 @@ from typing import Any
 from posttrainllm.cli.report import start_warnings
 from posttrainllm.cli.watcher import Watcher
 from posttrainllm.config import settings_of
-from posttrainllm.observer import Outcome, Record
-from posttrainllm.trainer_state import finite
+from posttrainllm.runs.trainer_state import finite
+from posttrainllm.training.observer import Outcome, Record
 
 
 class JsonLines(Watcher):

@@ -185,7 +185,7 @@ def parity(
     from posttrainllm.cli.lab_tables import show_parity
     from posttrainllm.config import load_config
     from posttrainllm.lab.parity import parity as run_parity
-    from posttrainllm.session import corpus_of
+    from posttrainllm.training.session import corpus_of
 
     flags = {"training.seed": seed, "engine.threads": threads}
     config = load_config(preset, overrides=settings or [], flags=flags)
@@ -253,7 +253,7 @@ def diagnose(
     from posttrainllm.cli.lab_tables import show_diagnosis
     from posttrainllm.lab.diagnose import PROBE_STEPS
     from posttrainllm.lab.diagnose import diagnose as run_diagnose
-    from posttrainllm.runs import Run, resolve_run
+    from posttrainllm.runs.folder import Run, resolve_run
 
     found_run = Run(resolve_run(run, runs_dir or Path(RUNS_DIR)))
     with Ticker() as ticker:
@@ -318,6 +318,6 @@ def _say_where(paths: list[Path]) -> None:
 
 
 def _print_json(value: Mapping[str, Any] | list[Any]) -> None:
-    from posttrainllm.trainer_state import finite
+    from posttrainllm.runs.trainer_state import finite
 
     print(json.dumps(finite(value), allow_nan=False))

@@ -18,7 +18,7 @@ from posttrainllm.cli.frame import frame
 from posttrainllm.cli.report import show_end, show_start
 from posttrainllm.cli.terminal import in_foreground, say
 from posttrainllm.cli.watcher import Watcher
-from posttrainllm.observer import Outcome
+from posttrainllm.training.observer import Outcome
 
 PERIOD_S = 0.25
 ASLEEP_S = 1.5  # without a frame: the process was suspended or in the background, and the shell wrote below

@@ -8,7 +8,7 @@ from posttrainllm.cli.figures import clock, one_line
 from posttrainllm.cli.report import show_end, show_sample, show_start, start_warnings
 from posttrainllm.cli.terminal import say
 from posttrainllm.cli.watcher import Watcher
-from posttrainllm.observer import Outcome, Record
+from posttrainllm.training.observer import Outcome, Record
 
 LINES = 20  # of progress, about: what a log can bear
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrainllm.cli.plot import smooth
-from posttrainllm.counting import standing
-from posttrainllm.observer import Record, Start
+from posttrainllm.text.counting import standing
+from posttrainllm.training.observer import Record, Start
 
 SMOOTHED = 20  # logged steps whose mean is shown as the loss
 MOST_POINTS = 1024  # of the curve, so that a frame of a long run costs no more than one of a short

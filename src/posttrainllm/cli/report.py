@@ -13,9 +13,9 @@ from posttrainllm.api import RUNS_DIR
 from posttrainllm.cli.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.cli.progress import Progress
 from posttrainllm.cli.terminal import WARNINGS, fields, say
-from posttrainllm.observer import Outcome, Start
 from posttrainllm.storage import show_bytes
-from posttrainllm.writing import memorisation_warning, show_ratio
+from posttrainllm.training.observer import Outcome, Start
+from posttrainllm.training.writing import memorisation_warning, show_ratio
 
 Rows = list[tuple[str, str]]
 

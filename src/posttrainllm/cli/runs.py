@@ -13,7 +13,7 @@ from posttrainllm.cli.options import AsJson, RunsDir
 
 if TYPE_CHECKING:
     from posttrainllm.cli.plot import Curve
-    from posttrainllm.runs import Run
+    from posttrainllm.runs.folder import Run
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 WIDEST, TALL = 100, 14  # columns and rows of a plot
@@ -34,7 +34,7 @@ def list_all(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List all runs, the newest last."""
     from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.table import Column, print_table
-    from posttrainllm.runs import list_runs
+    from posttrainllm.runs.folder import list_runs
     from posttrainllm.storage import show_bytes
 
     folder = _folder(runs_dir)
@@ -83,7 +83,7 @@ def show(
     from posttrainllm.cli.figures import clock, one_line
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import changed_settings
-    from posttrainllm.runs import describe_run
+    from posttrainllm.runs.folder import describe_run
     from posttrainllm.storage import show_bytes
 
     found = _open(run, _folder(runs_dir))
@@ -138,7 +138,7 @@ def compare(
     from posttrainllm.cli.table import Column, print_table
     from posttrainllm.config import settings_of
     from posttrainllm.errors import ConfigError
-    from posttrainllm.runs import describe_run
+    from posttrainllm.runs.folder import describe_run
 
     folder = _folder(runs_dir)
     if len(names) < 2:
@@ -194,13 +194,13 @@ def _folder(runs_dir: Path | None) -> Path:
 
 
 def _open(name: str, folder: Path) -> Run:
-    from posttrainllm.runs import Run, resolve_run
+    from posttrainllm.runs.folder import Run, resolve_run
 
     return Run(resolve_run(name, folder))
 
 
 def _checkpoints(run: Run) -> list[tuple[Path, int]]:
-    from posttrainllm.checkpoint import list_checkpoints
+    from posttrainllm.runs.checkpoint import list_checkpoints
 
     return [
         (folder, sum(file.stat().st_size for file in folder.iterdir()))
@@ -263,7 +263,7 @@ def _facts(row: Any) -> dict[str, Any]:
 
 
 def _print_json(value: Any) -> None:
-    from posttrainllm.trainer_state import finite
+    from posttrainllm.runs.trainer_state import finite
 
     print(json.dumps(finite(value), allow_nan=False))
 

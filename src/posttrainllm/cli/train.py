@@ -12,7 +12,7 @@ from posttrainllm.cli.options import CorpusFiles
 
 if TYPE_CHECKING:
     from posttrainllm.cli.watcher import Watcher
-    from posttrainllm.trainer import Trainer
+    from posttrainllm.training.trainer import Trainer
 
 MODEL, RUN, OUTPUT = "Model and schedule", "Run", "Output"
 
@@ -147,7 +147,7 @@ def _new(
 ) -> Trainer:
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.config import load_config
-    from posttrainllm.session import new_trainer
+    from posttrainllm.training.session import new_trainer
 
     loaded = load_config(file=config, overrides=settings, flags=flags)
     return new_trainer(loaded, runs_dir=runs_dir or Path(RUNS_DIR), name=name, observer=display)
@@ -166,8 +166,8 @@ def _resumed(
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.config import given_settings
     from posttrainllm.errors import ConfigError
-    from posttrainllm.session import resumed_trainer
-    from posttrainllm.textfiles import STANDARD_INPUT, find_files
+    from posttrainllm.text.files import STANDARD_INPUT, find_files
+    from posttrainllm.training.session import resumed_trainer
 
     if name is not None:
         raise ConfigError(
@@ -188,9 +188,9 @@ def _resumed(
 
 def _tell_where_it_is(trainer: Trainer) -> None:
     """After a second Ctrl-C: which step is safe."""
-    from posttrainllm.checkpoint import list_checkpoints, step_of
     from posttrainllm.cli.report import command, where
     from posttrainllm.cli.terminal import say
+    from posttrainllm.runs.checkpoint import list_checkpoints, step_of
 
     saved = max(
         (step_of(folder) for folder in list_checkpoints(trainer.run.checkpoints)), default=0

@@ -16,7 +16,7 @@ from typing import Self
 from posttrainllm.cli.figures import one_line
 from posttrainllm.cli.progress import Progress
 from posttrainllm.cli.terminal import discard_output, say
-from posttrainllm.observer import Outcome, Record, Start
+from posttrainllm.training.observer import Outcome, Record, Start
 
 
 class Watcher:

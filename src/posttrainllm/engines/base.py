@@ -381,7 +381,7 @@ class ProgramEngine(ABC):
         return self.read(Place("out.next_logits", 0, (batch, self.plan.dims["prefill"]["V"])))
 
     def decode(self, tokens: I32) -> F32:
-        """See ``Engine.decode``. Raises: EngineError when the cache is full (``generate.py`` starts it again before that)."""
+        """See ``Engine.decode``. Raises: EngineError when the cache is full (``training/generate.py`` starts it again before that)."""
         batch = len(tokens)
         capacity = self._planned("decode")["S"]
         if len(self._positions) != batch or int(self._positions.max()) >= capacity:

@@ -5,7 +5,7 @@ stands as ``GPT2LMHeadModel`` saves it, with "transformer." in front. Values and
 same, nothing is transposed, and a tied head is not stored.
 A folder whose meaning differs from what the engines compute is refused by the name of the field:
 loading it as something similar would give wrong text and no error.
-Read next: ``checkpoint.py``, which reads and writes whole folders.
+Read next: ``runs/checkpoint.py``, which reads and writes whole folders.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from posttrainllm.config import TrainConfig, load_config
-from posttrainllm.corpus import Corpus
-from posttrainllm.engine_choice import initial_parameters, resolve, training_engine
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops
 from posttrainllm.machine import available_memory, available_threads
-from posttrainllm.session import corpus_of
-from posttrainllm.trainer import train_step
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.session import corpus_of
+from posttrainllm.training.trainer import train_step
 
 COMPILED = "torch-compile"
 IN_NODE = "wasm-node"

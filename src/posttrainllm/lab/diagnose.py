@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrainllm.config import TrainConfig, changed_settings, replace
-from posttrainllm.corpus import Corpus
-from posttrainllm.counting import CountingLine, standing
-from posttrainllm.counting import lines as counting_lines
-from posttrainllm.engine_choice import initial_parameters, training_engine
-from posttrainllm.runs import Run
-from posttrainllm.session import corpus_of
-from posttrainllm.trainer import train_step
+from posttrainllm.runs.folder import Run
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.text.counting import CountingLine, standing
+from posttrainllm.text.counting import lines as counting_lines
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
+from posttrainllm.training.session import corpus_of
+from posttrainllm.training.trainer import train_step
 
 FACTORS = (0.3, 1.0, 3.0)
 PROBE_STEPS = 100

@@ -17,9 +17,6 @@ import numpy as np
 
 import posttrainllm
 from posttrainllm.config import TrainConfig, load_config
-from posttrainllm.corpus import Corpus
-from posttrainllm.datasets import TINY_SHAKESPEARE, shakespeare_path
-from posttrainllm.engine_choice import BUILT
 from posttrainllm.errors import EngineError, PosttrainError
 from posttrainllm.kernels.build import available_builds, build_info, host_target, stale_builds
 from posttrainllm.lab.benchmark_record import versions
@@ -31,6 +28,9 @@ from posttrainllm.machine import (
     processor_name,
 )
 from posttrainllm.storage import show_bytes
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.text.datasets import TINY_SHAKESPEARE, shakespeare_path
+from posttrainllm.training.engine_choice import BUILT
 
 Status = Literal["ok", "note", "problem"]
 NEEDED = ("numpy", "cpp")  # without these the default run does not work
@@ -80,7 +80,7 @@ def _environment() -> Iterator[Finding]:
 
 def _corpus() -> Finding:
     path = shakespeare_path()
-    fix = "python -m posttrainllm.datasets"
+    fix = "python -m posttrainllm.text.datasets"
     try:
         data = path.read_bytes()
     except OSError:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import NonFiniteError
-from posttrainllm.observer import Outcome, Record, Silent, Start
-from posttrainllm.session import new_trainer
+from posttrainllm.training.observer import Outcome, Record, Silent, Start
+from posttrainllm.training.session import new_trainer
 
 Progress = Callable[[str, int, int], None]
 """Told (what is trained, step, steps)."""

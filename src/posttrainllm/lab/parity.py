@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrainllm.config import TrainConfig, replace
-from posttrainllm.corpus import Corpus
-from posttrainllm.engine_choice import initial_parameters, resolve, training_engine
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
 from posttrainllm.lab.cost import fits_float64, step_flops
 from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
 from posttrainllm.lab.update_check import Update, one_update, update_errors
-from posttrainllm.trainer import train_step, training_batches
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.trainer import train_step, training_batches
 
 REFERENCE = "numpy float64"
 MOST_REFERENCE_FLOPS = (

@@ -19,9 +19,9 @@ from typing import Any
 
 from posttrainllm.config import from_toml
 from posttrainllm.errors import PosttrainError
-from posttrainllm.observer import Record, Silent
-from posttrainllm.session import new_trainer, resumed_trainer
-from posttrainllm.trainer import Trainer
+from posttrainllm.training.observer import Record, Silent
+from posttrainllm.training.session import new_trainer, resumed_trainer
+from posttrainllm.training.trainer import Trainer
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 COUNT_FILE = "operations"

@@ -24,14 +24,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrainllm.checkpoint import list_checkpoints, newest_checkpoint, step_of
-from posttrainllm.checkpoint_folder import HASHES_FILE, OPTIMIZER_FILE
 from posttrainllm.config import TrainConfig, replace, to_toml
 from posttrainllm.errors import CheckpointError, TrainingError
 from posttrainllm.formats.huggingface import WEIGHTS_FILE
 from posttrainllm.formats.untrusted import plain_file, read_object
 from posttrainllm.lab.trial import COUNT_FILE, STEPS_FILE, Life
-from posttrainllm.runs import METRICS, Run
+from posttrainllm.runs.checkpoint import list_checkpoints, newest_checkpoint, step_of
+from posttrainllm.runs.checkpoint_folder import HASHES_FILE, OPTIMIZER_FILE
+from posttrainllm.runs.folder import METRICS, Run
 
 CLOCKS = ("tokens_per_second", "elapsed_s")  # of a line of metrics.jsonl: not a function of the run
 Where = Literal["step", "checkpoint", "time"]

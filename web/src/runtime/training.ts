@@ -1,4 +1,4 @@
-// training.ts: one optimizer step: which windows, which learning rate, in the words of trainer.py.
+// training.ts: one optimizer step: which windows, which learning rate, in the words of training/trainer.py.
 // Every number comes from the control module or from the settings.
 import type { Batch, Engine } from "./engine.ts";
 import { number } from "./program.ts";

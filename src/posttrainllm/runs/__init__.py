@@ -1,0 +1,1 @@
+"""Run folders on disk: checkpoints, records, training state, the lock."""

@@ -1,0 +1,332 @@
+"""Text to token ids and back: bytes by default, byte-level BPE when a model comes with one.
+
+The byte tokenizer has no training and no files of its own: token ``i`` is the byte ``i`` of the
+text's UTF-8 form. So every text has ids, every sequence of ids has a text, and sizes, limits and
+splits are all counted in bytes. What it saves beside a checkpoint is a stock Hugging Face tokenizer
+with the same ids, so that ``transformers.AutoTokenizer`` reads the folder.
+
+A tokenizer is anything with the members of ``Tokenizer``; ``load`` returns the one that a folder
+holds. Decoding is always "join the tokens' bytes, then read them as UTF-8", which is what lets
+``StreamDecoder`` print token by token without ever showing half a character.
+
+Read text/corpus.py next.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrainllm.errors import CheckpointError, PosttrainError
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+
+Ids = npt.NDArray[np.int32]
+
+# Python carries an undecodable byte of a command line as one of U+DC80..U+DCFF.
+# Every other surrogate stands for nothing.
+_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+
+
+class Tokenizer(Protocol):
+    """What training, sampling and checkpoints ask of a tokenizer."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of ids; every id is in ``range(n_vocab)``."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Short text, equal exactly when the ids are; part of the names of cached token files."""
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the ids (n,) of a text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that one id stands for."""
+
+    def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 are shown as U+FFFD."""
+
+    def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
+        """Write the tokenizer's files into a folder; ``n_ctx`` becomes model_max_length."""
+
+
+def to_bytes(text: str | bytes) -> bytes:
+    """Return the UTF-8 form of a text; never fails.
+
+    A str may hold surrogates, which have no UTF-8 form. Those by which Python carries undecodable
+    bytes of a command line or a file name become these bytes again; any other becomes U+FFFD, as
+    in a browser's TextEncoder.
+    """
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text).encode("utf-8", "surrogateescape")
+
+
+def byte_characters() -> str:
+    """Return GPT-2's printable stand-ins: character ``i`` of the result stands for byte ``i``.
+
+    Printable Latin-1 stands for itself; the other 68 bytes take the code points from 256 on, in
+    order. Source: bytes_to_unicode in ``src/encoder.py`` of openai/gpt-2; the ByteLevel parts of
+    the tokenizers library use the same table.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+class ByteTokenizer:
+    """The 256 bytes as vocabulary: id = byte value."""
+
+    n_vocab = 256
+    fingerprint = "bytes"
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the bytes of a text as ids (n,), n its length in bytes."""
+        return np.frombuffer(to_bytes(text), np.uint8).astype(np.int32)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the one byte of an id.
+
+        Raises: PosttrainError for an id outside 0..255.
+        """
+        _check_range(token, 256)
+        return bytes((token,))
+
+    def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 are shown as U+FFFD.
+
+        Raises: PosttrainError for an id outside 0..255.
+        """
+        tokens = ids.tolist() if isinstance(ids, np.ndarray) else [int(token) for token in ids]
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            _check_range(token, 256)
+        return bytes(tokens).decode("utf-8", "replace")
+
+    def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
+        """Write the two files of a tokenizer that stock transformers reads without a warning."""
+        _write_json(folder / TOKENIZER_FILE, _byte_level_description())
+        _write_json(folder / CONFIG_FILE, _tokenizer_config(n_ctx))
+
+
+class BPETokenizer:
+    """A byte-level BPE vocabulary such as GPT-2's, run by the tokenizers library."""
+
+    def __init__(self, description: str) -> None:
+        """Read the text of a ``tokenizer.json``.
+
+        Raises: CheckpointError when it does not parse, or is not byte-level: the tokens of other
+        kinds have no bytes that could be joined.
+        """
+        try:
+            import tokenizers
+        except ImportError:
+            raise CheckpointError(
+                f"this {TOKENIZER_FILE} is BPE, and the tokenizers library is not installed",
+                "pip install tokenizers",
+            ) from None
+        try:
+            self._bpe = tokenizers.Tokenizer.from_str(description)
+        except Exception as error:  # the library raises the bare class
+            raise CheckpointError(f"{TOKENIZER_FILE} is not a tokenizer: {error}") from None
+        self._description = description
+        self._bytes = self._bytes_of_tokens()
+
+    def _bytes_of_tokens(self) -> list[bytes]:
+        """Return the bytes of each id; an id that no token has stands for none."""
+        vocabulary = self._bpe.get_vocab(with_added_tokens=True)
+        added = {token.content for token in self._bpe.get_added_tokens_decoder().values()}
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, index in vocabulary.items():
+            if token in added:
+                table[index] = to_bytes(token)
+                continue
+            try:
+                table[index] = bytes(byte_of[character] for character in token)
+            except KeyError:
+                raise CheckpointError(
+                    f"{TOKENIZER_FILE}: token {index}, {token!r}, is not made of byte characters",
+                    "only byte tokenizers and byte-level BPE (GPT-2's kind) can be used",
+                ) from None
+        return table
+
+    @property
+    def n_vocab(self) -> int:
+        """Largest id plus one."""
+        return len(self._bytes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of tokenizer.json."""
+        return hashlib.sha256(self._description.encode()).hexdigest()[:16]
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the ids (n,) of a text, nothing added; what is no UTF-8 is read as U+FFFD."""
+        clean = to_bytes(text).decode("utf-8", "replace")
+        return np.array(self._bpe.encode(clean, add_special_tokens=False).ids, np.int32)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one id.
+
+        Raises: PosttrainError for an id outside the vocabulary.
+        """
+        _check_range(token, len(self._bytes))
+        return self._bytes[token]
+
+    def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
+        """Return the text of ids, special tokens included; what is no UTF-8 is shown as U+FFFD.
+
+        Raises: PosttrainError for an id outside the vocabulary.
+        """
+        return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
+
+    def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
+        """Write the tokenizer.json that was read, unchanged, and a tokenizer_config.json."""
+        (folder / TOKENIZER_FILE).write_bytes(self._description.encode())
+        _write_json(folder / CONFIG_FILE, _tokenizer_config(n_ctx))
+
+
+class StreamDecoder:
+    """Text of tokens as they come, in pieces that never end inside a character.
+
+    The pieces of ``push`` and the last one of ``finish``, joined, equal ``decode`` of all tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Start a text of this tokenizer's tokens."""
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Take one token and return the text that it completes; inside a character, none."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token))
+
+    def finish(self) -> str:
+        """End the text; return U+FFFD for a character that was never completed, or nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def load(folder: Path) -> Tokenizer:
+    """Return the tokenizer that a model folder holds.
+
+    Raises: CheckpointError when tokenizer.json is missing, damaged or of a kind that cannot be
+    used.
+    """
+    path = folder / TOKENIZER_FILE
+    try:
+        text = path.read_bytes().decode("utf-8")
+        description = json.loads(text)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} has no {TOKENIZER_FILE}",
+            "give a checkpoint folder, such as runs/NAME/checkpoints/step-000500",
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON: {error}",
+            "the file is damaged: take another checkpoint, or export the model again",
+        ) from None
+    if _is_byte_level(description):
+        return ByteTokenizer()
+    model = description.get("model") if isinstance(description, dict) else None
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "BPE":
+        raise CheckpointError(
+            f"{path}: model.type is {kind!r}, wanted 'BPE'",
+            "only byte tokenizers and byte-level BPE (GPT-2's kind) can be used",
+        )
+    try:
+        return BPETokenizer(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error.message}", error.hint) from None
+
+
+def _check_range(token: int, n_vocab: int) -> None:
+    if not 0 <= token < n_vocab:
+        raise PosttrainError(f"token {token} is outside the vocabulary 0..{n_vocab - 1}")
+
+
+def _byte_level_description() -> dict[str, Any]:
+    """Return a tokenizer.json whose ids are byte values: BPE of 256 characters with no merges.
+
+    The form is the one that the tokenizers library itself writes. No class of GPT-2's is named:
+    GPT2Tokenizer would add a token 256.
+    """
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {character: byte for byte, character in enumerate(byte_characters())},
+            "merges": [],
+        },
+    }
+
+
+def _is_byte_level(description: object) -> bool:
+    """Tell whether a tokenizer.json gives byte values, in whatever form a library wrote it again.
+
+    Only what decides ids is compared: not the decoder, nor the truncation and padding that
+    transformers may have saved.
+    """
+    ours = _byte_level_description()
+    if not isinstance(description, dict):
+        return False
+    same = all(description.get(key) == ours[key] for key in ("added_tokens", "normalizer", "model"))
+    pre_tokenizer = description.get("pre_tokenizer")
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    return same and {**pre_tokenizer, "trim_offsets": True} == ours["pre_tokenizer"]
+
+
+def _tokenizer_config(n_ctx: int | None) -> dict[str, Any]:
+    """Return a tokenizer_config.json in which no special token is left for a library to invent."""
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": None,
+        "unk_token": None,
+        "pad_token": None,
+        "clean_up_tokenization_spaces": False,
+    }
+    return config if n_ctx is None else {**config, "model_max_length": n_ctx}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_bytes((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))

@@ -1,0 +1,199 @@
+"""From a configuration to an engine: who may run here, with which programs, from which weights.
+
+What this is: the one place that knows all engines by name and hands them the model's programs. Engines are imported when they are chosen,
+so that nobody needs what they do not use.
+What this is not: an engine, or the model. Read next: ``training/trainer.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posttrainllm.config import (
+    PRESETS,
+    EngineConfig,
+    GPTConfig,
+    TrainConfig,
+    load_config,
+    replace,
+)
+from posttrainllm.control import initial_values
+from posttrainllm.engines.base import (
+    Engine,
+    ProgramEngine,
+    TooLarge,
+    check_memory,
+    copied_bytes,
+)
+from posttrainllm.errors import EngineError
+from posttrainllm.fuse import fuse
+from posttrainllm.model import gradients_program, inference_programs, training_programs
+from posttrainllm.plan import make_plan
+from posttrainllm.program import Program
+
+BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
+
+
+def training_engine(
+    config: TrainConfig,
+    *,
+    dtype: type[np.floating[Any]] = np.float32,
+    before: Mapping[str, Any] | None = None,
+) -> Engine:
+    """The engine of a configuration, set up for training; ``load`` gives it weights.
+
+    ``dtype`` float64 is for proofs and exists on numpy and torch. ``before`` is the ``info`` of the engine that trained the run so far:
+    what the configuration leaves open (build, threads, kernels) is then chosen as it was, where that can run here, so that losses
+    stay bit-identical. Raises: EngineError when it cannot run here.
+    """
+    name = resolve(config.engine)
+    config = _as_before(config, before or {})
+    try:
+        check_memory(name, least_bytes(config))
+        if name == "torch":
+            from posttrainllm.pytorch.engine import TorchEngine
+
+            return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
+        programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
+        return _program_engine(name, config.engine, programs, dims, dtype, before)
+    except TooLarge as error:
+        raise EngineError(error.message, _what_fits(error.allowed)) from None
+
+
+def inference_engine(
+    model: GPTConfig,
+    engine: EngineConfig,
+    *,
+    batch: int = 1,
+    logits: bool = False,
+    dtype: type[np.floating[Any]] = np.float32,
+) -> Engine:
+    """An engine for generating and evaluating ``batch`` rows at a time, without gradients and moments.
+
+    ``logits`` keeps room for logits of every position, which ``Engine.logits`` needs and writing does not.
+    Raises: EngineError when it cannot run here.
+    """
+    name = resolve(engine)
+    check_memory(name, 4 * model.parameters())  # before a plan of absurd sizes takes its time
+    if name == "torch":
+        from posttrainllm.pytorch.engine import TorchEngine
+
+        sizes = {f"model.{key}": value for key, value in model.model_dump().items()}
+        sizes |= {f"engine.{key}": value for key, value in engine.model_dump().items()}
+        config = replace(load_config(), {**sizes, "data.batch_size": batch})
+        return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
+    programs, dims = inference_programs(model, batch, logits=logits)
+    return _program_engine(name, engine, programs, dims, dtype)
+
+
+def resolve(engine: EngineConfig) -> str:
+    """The engine's name, ``auto`` decided. Raises: EngineError for one that this version does not have."""
+    name = "cpp" if engine.name == "auto" else engine.name
+    if name not in BUILT:
+        raise EngineError(
+            f"engine {name!r} is not part of this version", f"there are {', '.join(BUILT)}"
+        )
+    return name
+
+
+def least_bytes(config: TrainConfig) -> int:
+    """Bytes that training takes on any engine, without a plan, which for absurd sizes takes its time.
+
+    Weights and moments are copied to save them; a batch has ids, positions and indices and leaves at least its residual streams.
+    """
+    model = config.model
+    rows = config.data.batch_size * model.n_ctx
+    return 4 * (3 * model.parameters() + rows * (4 + model.n_layer * model.n_embd))
+
+
+def initial_parameters(model: GPTConfig, seed: int) -> dict[str, NDArray[np.float32]]:
+    """First values of every parameter by name: a function of the seed, the name and the element's index alone."""
+    program = gradients_program(model)
+    numbers = {"C": model.n_embd, "F": model.inner, "V": model.n_vocab, "S": model.n_ctx}
+    values = {}
+    for buffer in program.instances(model.n_layer).values():
+        if buffer.role == "param" and buffer.init is not None:
+            shape = tuple(extent.bind(numbers) for extent in buffer.shape)
+            count = int(np.prod(shape))
+            drawn = initial_values(seed, buffer.name, count, buffer.init, n_layer=model.n_layer)
+            values[buffer.name] = drawn.reshape(shape)
+    return values
+
+
+def _what_fits(nbytes: int) -> str:
+    """Name the preset with the largest plan that stays below ``nbytes``."""
+    planned = {}
+    for preset in PRESETS:
+        config = load_config(preset)
+        sets = training_programs(config.model, config.optimizer, config.data.batch_size)
+        plan = make_plan(*sets)
+        planned[preset] = plan.nbytes + copied_bytes(plan)
+    fitting = [preset for preset, size in planned.items() if size <= nbytes]
+    if not fitting:
+        return "no preset needs so little; close other programs"
+    largest = max(fitting, key=planned.__getitem__)
+    return (
+        f"the largest preset that fits is {largest}; a smaller --batch-size or --n-ctx needs less"
+    )
+
+
+def differences(info: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """What decides the last digits of a loss and is not as it was: ``key: then -> now``. Threads count for torch alone."""
+    ignored = {"device_reason"} if info.get("engine") == "torch" else {"threads"}
+    keys = [key for key in before if key not in ignored]
+    return [
+        f"{key}: {before[key]} -> {info.get(key)}" for key in keys if before[key] != info.get(key)
+    ]
+
+
+def _as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
+    """Fill what the configuration leaves open as the engine of ``before`` had it."""
+    name = resolve(config.engine)
+    if before.get("engine") != name:
+        return config
+    if name == "torch" and not config.engine.threads and before.get("threads"):
+        return replace(config, {"engine.threads": before["threads"]})
+    if name == "cpp" and not config.engine.cpp_build:
+        from posttrainllm.engines.cpp_engine import runnable_builds
+
+        if before.get("build") in runnable_builds():
+            return replace(config, {"engine.cpp_build": before["build"]})
+    return config
+
+
+def _program_engine(
+    name: str,
+    engine: EngineConfig,
+    programs: Any,
+    dims: Any,
+    dtype: type[np.floating[Any]],
+    before: Mapping[str, Any] | None = None,
+) -> Engine:
+    def fused(kind: type[ProgramEngine]) -> dict[str, Program]:
+        ops = kind.fused_ops if engine.fuse else ()
+        return {key: fuse(program, ops) for key, program in programs.items()} if ops else programs
+
+    if name == "numpy":
+        from posttrainllm.engines.numpy_engine import NumpyEngine
+
+        return NumpyEngine(fused(NumpyEngine), dims, dtype=dtype)
+    if name == "wasm":
+        from posttrainllm.engines.wasm_engine import WasmEngine
+
+        return WasmEngine(fused(WasmEngine), dims)
+    if name == "webgpu":
+        from posttrainllm.engines.webgpu.engine import WebGpuEngine
+        from posttrainllm.training.selfcheck import checked_adapter
+
+        choices = (before or {}).get("choices")
+        preferred = json.loads(choices) if choices else None
+        adapter = checked_adapter(engine.adapter)
+        return WebGpuEngine(fused(WebGpuEngine), dims, adapter=adapter, preferred=preferred)
+    from posttrainllm.engines.cpp_engine import CppEngine
+
+    return CppEngine(fused(CppEngine), dims, threads=engine.threads, build=engine.cpp_build)

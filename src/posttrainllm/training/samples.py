@@ -1,0 +1,62 @@
+"""The samples of a run: what its model writes along the way and for its verdict, from which prompt and seeds.
+
+What this is: one place that says so for training and for ``posttrainllm eval``, so that both judge a model by the same texts.
+What this is not: the loop that writes (``training/generate.py``) or the judgement (``training/writing.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from posttrainllm.config import TrainConfig
+from posttrainllm.control import stream_id
+from posttrainllm.engines.base import Engine
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.text.tokenizer import Tokenizer
+from posttrainllm.training.generate import write_tokens
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How a run lets its model write."""
+
+    engine: Engine
+    config: TrainConfig
+    corpus: Corpus
+    tokenizer: Tokenizer
+
+    @property
+    def prompt(self) -> list[int]:
+        """Tokens that samples go on from: the setting, else the beginning of the validation text."""
+        given = self.config.training.sample_prompt
+        if given:
+            return [int(token) for token in self.tokenizer.encode(given)]
+        text = self.corpus.val if len(self.corpus.val) else self.corpus.train
+        return [int(token) for token in text[: max(1, self.config.model.n_ctx // 4)]]
+
+    def seed(self, purpose: str, number: int) -> int:
+        """A seed of its own for every sample of every run: neighbouring seeds of runs share none."""
+        return stream_id(f"{purpose} {self.config.training.seed} {number}")
+
+    def write(self, seed: int) -> str:
+        """One sample, without its prompt."""
+        written = write_tokens(
+            self.engine,
+            self.config.model.n_ctx,
+            self.prompt,
+            self.config.sampling,
+            seed=seed,
+            max_tokens=self.config.training.sample_tokens,
+        )
+        return self.tokenizer.decode([token.token for token in written])
+
+    def for_verdict(self, given_up: Callable[[], bool] = lambda: False) -> list[str]:
+        """The texts that a verdict reads; fewer when ``given_up`` says so between two of them."""
+        loop = self.config.training
+        texts: list[str] = []
+        for number in range(loop.verdict_samples if loop.sample_tokens else 0):
+            if given_up():
+                break
+            texts.append(self.write(self.seed("verdict", number)))
+        return texts

@@ -1,0 +1,116 @@
+"""The first use of a GPU: ten steps of the smallest preset against the processor, since drivers do return wrong numbers silently.
+
+What this is: ``checked_adapter`` names an adapter whose losses and gradient norms agree with the cpp engine's (numpy's where cpp is not
+built). The outcome is kept in the user's cache by adapter, driver and kernels, so that it costs a second once.
+What this is not: a test of the kernels (``tests/test_webgpu_ops.py``), or of a whole run (``posttrainllm parity``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from posttrainllm.config import load_config
+from posttrainllm.control import bias_corrections
+from posttrainllm.engines.base import Batch, ProgramEngine, StepScalars
+from posttrainllm.engines.webgpu.device import adapters, choose_adapter, describe
+from posttrainllm.engines.webgpu.engine import WebGpuEngine
+from posttrainllm.engines.webgpu.tuning import cache_folder, kernels_digest
+from posttrainllm.errors import EngineError
+from posttrainllm.model import training_programs
+
+STEPS = 10
+LIMIT = 1e-4  # relative, of losses; gradient norms may be off by ten times as much
+
+
+def checked_adapter(wanted: str = "") -> str:
+    """Name of the best adapter that passes, among those whose name contains ``wanted``.
+
+    Raises: EngineError when there is none: a failing one is named, with what was wrong.
+    """
+    failures: list[str] = []
+    choose_adapter(wanted)  # says what is there when nothing fits
+    for adapter in adapters():
+        name = str(adapter.info["device"])
+        if wanted.lower() not in f"{name} {adapter.info['vendor']}".lower():
+            continue
+        reason = self_check(adapter)
+        if not reason:
+            return name
+        failures.append(f"{name!r}: {reason}")
+    raise EngineError(
+        f"the GPU computes wrong numbers and is not used: {'; '.join(failures)}",
+        "update its driver, or use --engine cpp",
+    )
+
+
+def self_check(adapter: Any) -> str:
+    """What is wrong with an adapter's numbers, or nothing; computed once for each driver and version of the kernels."""
+    path = cache_folder() / f"check-{kernels_digest(describe(adapter))}.json"
+    try:
+        return str(json.loads(path.read_text("utf-8"))["failure"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    reason = _compare(str(adapter.info["device"]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"device": describe(adapter), "steps": STEPS, "failure": reason}
+        path.write_text(json.dumps(content), "utf-8")
+    except OSError:
+        pass
+    return reason
+
+
+def _compare(name: str) -> str:
+    config = load_config("tiny")
+    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
+    gpu = WebGpuEngine(programs, dims, adapter=name, tuned=False)
+    try:
+        ours = _train(gpu)
+    finally:
+        gpu.close()
+    theirs = _train(_reference(programs, dims))
+    for step, (got, want) in enumerate(zip(ours, theirs, strict=True), 1):
+        for what, value, reference, limit in zip(
+            ("loss", "gradient norm"), got, want, (LIMIT, 10 * LIMIT), strict=True
+        ):
+            if not abs(value - reference) <= limit * abs(reference):
+                return f"the {what} of step {step} is {value:.6g}, and should be {reference:.6g}"
+    return ""
+
+
+def _reference(programs: Any, dims: Any) -> ProgramEngine:
+    try:
+        from posttrainllm.engines.cpp_engine import CppEngine
+
+        return CppEngine(programs, dims)
+    except EngineError:
+        from posttrainllm.engines.numpy_engine import NumpyEngine
+
+        return NumpyEngine(programs, dims)
+
+
+def _train(engine: ProgramEngine) -> list[tuple[float, float]]:
+    """Losses and gradient norms of a few steps on made-up text, from made-up weights."""
+    config = load_config("tiny")
+    shape = (config.data.batch_size, config.model.n_ctx)
+    random = np.random.default_rng(1)
+    engine.load(
+        {
+            name: 0.05 * random.standard_normal(place.shape, np.float32)
+            + np.float32(".ln_" in name)
+            for name, (_, place) in engine.plan.layout.items()
+        }
+    )
+    for step in range(1, STEPS + 1):
+        ids = random.integers(0, 64, (shape[0], shape[1] + 1)).astype(np.int32)
+        batch = Batch(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:]))
+        engine.gradients(batch, inv_count=1.0 / batch.tokens.size, first=True)
+        optimizer = config.optimizer
+        corrections = bias_corrections(step, optimizer.beta1, optimizer.beta2)
+        engine.update(StepScalars(1e-3, *corrections))
+    found = [(result.loss, result.grad_norm) for result in engine.results()]
+    engine.close()
+    return found

@@ -1,0 +1,359 @@
+"""The training loop: one, over any engine.
+
+What this is: schedule, batches, accumulation, evaluation, samples, checkpoints, stopping. All it knows of the outside is an ``Observer``
+that is told what happened.
+What this is not: arithmetic (``engines/``), the choice of data and weights (``control.py``), or printing (``cli``).
+
+Step s is a function of (configuration, seed, s) and of the state before it. A resumed run therefore computes what an undisturbed one
+would have computed, bit for bit on the same engine and build.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from posttrainllm.config import TrainConfig
+from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
+from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
+from posttrainllm.errors import CheckpointError, NonFiniteError, PosttrainError
+from posttrainllm.runs.checkpoint import Checkpoint
+from posttrainllm.runs.checkpoint_folder import check_space, list_checkpoints, step_of
+from posttrainllm.runs.folder import Run
+from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
+from posttrainllm.text.corpus import Corpus
+from posttrainllm.text.counting import CountingLine
+from posttrainllm.text.counting import lines as counting_lines
+from posttrainllm.text.tokenizer import Tokenizer
+from posttrainllm.training.engine_choice import differences, initial_parameters, training_engine
+from posttrainllm.training.evaluate import evaluate
+from posttrainllm.training.journal import Journal
+from posttrainllm.training.observer import Observer, Outcome, Record, Silent, Start
+from posttrainllm.training.samples import Samples
+from posttrainllm.training.stopping import StopSignals
+from posttrainllm.training.writing import Verdict, verdict
+
+
+def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator[Batch]:
+    """The micro-batches of a step; together they hold the same rows however the step is cut."""
+    size, n_ctx = config.data.batch_size, config.model.n_ctx
+    seed, high = config.training.seed, corpus.positions(n_ctx)
+    for first in range(0, size * config.data.accumulation, size):
+        yield Batch(*corpus.windows(batch_offsets(seed, step, size, 0, high, first), n_ctx))
+
+
+def train_step(engine: Engine, corpus: Corpus, config: TrainConfig, step: int) -> float:
+    """One optimizer step; its result comes from ``engine.results()``. Returns the learning rate."""
+    tokens = config.tokens_per_step
+    for index, batch in enumerate(training_batches(corpus, config, step)):
+        engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
+    schedule, optimizer = config.schedule, config.optimizer
+    lr = learning_rate(
+        step,
+        config.training.steps,
+        schedule.kind,
+        schedule.learning_rate,
+        schedule.warmup_steps,
+        schedule.final_ratio,
+        schedule.decay_fraction,
+    )
+    engine.update(StepScalars(lr, *bias_corrections(step, optimizer.beta1, optimizer.beta2)))
+    return lr
+
+
+@dataclass
+class Trainer:
+    """One run from its first step, or from a checkpoint, to its end."""
+
+    config: TrainConfig
+    corpus: Corpus
+    tokenizer: Tokenizer
+    run: Run
+    observer: Observer = field(default_factory=Silent)
+    resumed: Checkpoint | None = None
+    made_here: bool = False  # the run's folder: then it goes when nothing comes of it
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before memory is taken."""
+        self.corpus.check(self.config.model.n_ctx)
+        self.step = 0
+        self.losses: list[float] = []
+        self.best: float | None = None
+        self._elapsed_before = 0.0
+        self._val_loss: float | None = None
+        if self.resumed is not None and self.resumed.state is not None:
+            self.step = self.resumed.state.step
+            self.best = self.resumed.state.best_val_loss
+            self._elapsed_before = self.resumed.state.elapsed_s
+
+    def train(self) -> Outcome:
+        """Train to the last step, or until the user stops it; either way the state is saved.
+
+        Raises: TrainingError, CheckpointError or EngineError. What the disk holds then is a run that can be resumed; a new run without
+        a first line leaves nothing.
+        """
+        try:
+            return self._open_and_train()
+        except BaseException:
+            if self.made_here:
+                self.run.remove_if_empty()
+            raise
+
+    def _open_and_train(self) -> Outcome:
+        config, loop = self.config, self.config.training
+        saves = 1 + (loop.steps // loop.checkpoint_every if loop.checkpoint_every else 0)
+        check_space(
+            self.run.checkpoints,
+            config.model,
+            saves=saves,
+            keep=loop.keep_checkpoints,
+            keep_best=True,
+        )
+        before = self.resumed.state.engine_info if self.resumed and self.resumed.state else {}
+        self.engine = training_engine(config, before=before)
+        if before and (changed := differences(self.engine.info, before)):
+            self.observer.noticed(
+                "the engine is not what the run was trained with, losses may differ in their last digits: "
+                + "; ".join(changed)
+            )
+        if self.engine.info.get("software"):
+            self.observer.noticed(
+                f"no GPU computes here: {self.engine.info['adapter']} is a program on the processor, right but slow; "
+                "--engine cpp is far faster"
+            )
+        self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
+        try:
+            if self.resumed is None:
+                self.engine.load(initial_parameters(config.model, loop.seed))
+            else:
+                self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
+            with self.run.lock(), StopSignals(self.observer.stopping) as stop:
+                self._still_newest()
+                self.run.start_from(self.step)
+                self.run.write_config(config)
+                self.journal = Journal(self.run, self.corpus, self.tokenizer, self.observer.noticed)
+                if self.resumed is not None:
+                    self.journal.saved = self.resumed.path
+                try:
+                    return self._train(stop)
+                finally:
+                    self.journal.close()
+        finally:
+            self.engine.close()
+
+    def _still_newest(self) -> None:
+        """Refuse to go on from an older checkpoint: named by hand, or overtaken by another process before the lock was ours."""
+        newest = max(map(step_of, list_checkpoints(self.run.checkpoints)), default=0)
+        damaged = bool(
+            self.resumed and self.resumed.notices
+        )  # then the newest one was passed over on purpose
+        if newest > self.step and not damaged:
+            raise CheckpointError(
+                f"run {self.run.name} has a checkpoint of step {newest}, beyond step {self.step}",
+                f"go on from the newest: --resume {self.run.name}, or remove the later ones",
+            )
+
+    def _train(self, stop: StopSignals) -> Outcome:
+        self.observer.started(self._start())
+        loop = self.config.training
+        self._began = time.monotonic()
+        self._aside = self._aside_taken = 0.0
+        self._taken_at = self._began
+        pending: deque[tuple[int, float]] = deque()
+        while self.step < loop.steps and not stop.requested:
+            self.step += 1
+            pending.append(
+                (self.step, train_step(self.engine, self.corpus, self.config, self.step))
+            )
+            last = self.step == loop.steps
+            stands = last or any(
+                map(self._due, (loop.eval_every, loop.sample_every, loop.checkpoint_every))
+            )
+            self._take(self.engine.results(wait=stands), pending)
+            if self._due(loop.sample_every) or last:
+                self._set_aside(self._sample)
+            if self._due(loop.checkpoint_every) and not last:
+                self._set_aside(self._save)
+        self._take(self.engine.results(wait=True), pending)
+        if not self.step:
+            raise KeyboardInterrupt  # stopped before anything was computed: there is nothing to save
+        finished = self.step >= loop.steps
+        folder = self.journal.last_checkpoint(self.engine, self._state, stop)
+        self.observer.saved(self.step, folder)
+        judged = self._verdict(stop) if finished else None
+        outcome = Outcome(
+            self.run.path, finished, self.step, self.losses, self._val_loss, judged, folder
+        )
+        self.observer.ended(outcome)
+        return outcome
+
+    # ---- before the first step ----------------------------------------------------------------
+
+    def _start(self) -> Start:
+        config = self.config
+        return Start(
+            run=self.run.path,
+            config=config,
+            corpus=self.corpus,
+            engine=self.engine.info,
+            parameters=config.model.parameters(),
+            nbytes=self.engine.nbytes,
+            tokens_per_step=config.tokens_per_step,
+            first_step=self.step + 1,
+            counting=self.counting(),
+            seconds_per_step=self._probe(),
+        )
+
+    def counting(self) -> list[CountingLine]:
+        """What counting reaches on this split, computed once."""
+        if not hasattr(self, "_counting"):
+            tokens = self.corpus.val
+            self._counting = (
+                counting_lines(self.corpus.train, tokens, self.config.model.n_vocab)
+                if len(tokens) > 1
+                else []
+            )
+        return self._counting
+
+    def _probe(self) -> float:
+        """Seconds a step, from gradients of the next batch that are then thrown away: they change no state."""
+        step = min(self.step + 1, self.config.training.steps)
+        times: list[float] = []
+        for _ in range(3):
+            began = time.perf_counter()
+            for index, batch in enumerate(training_batches(self.corpus, self.config, step)):
+                self.engine.gradients(batch, inv_count=1.0, first=index == 0)
+            self.engine.results(wait=True)
+            times.append(time.perf_counter() - began)
+            if sum(times) > 0.5:
+                break
+        return statistics.median(times[1:] or times)
+
+    # ---- along the way ------------------------------------------------------------------------
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _set_aside(self, action: Callable[[], None]) -> None:
+        """Run something that is not training, and keep its time out of tokens per second."""
+        began = time.monotonic()
+        action()
+        self._aside += time.monotonic() - began
+
+    def _check(self, step: int, result: StepResult) -> None:
+        """Stop at the first loss or gradient that is not a number. The update left it out of the weights already."""
+        if result.finite:
+            return
+        odd = [
+            name
+            for name, values in self.engine.gradient_tensors().items()
+            if not np.isfinite(values).all()
+        ]
+        first = f"; the first tensor with one is grad.{odd[0]}" if odd else ""
+        kept = (
+            f"the last good checkpoint is {self.journal.saved}"
+            if self.journal.saved
+            else "no checkpoint was written yet"
+        )
+        raise NonFiniteError(
+            f"step {step}: a loss or gradient is not a finite number{first}",
+            f"{kept}; try a lower --learning-rate (it is {self.config.schedule.learning_rate:g}) or a longer warm-up",
+        )
+
+    def _take(self, results: list[StepResult], pending: deque[tuple[int, float]]) -> None:
+        """Look at results as they come: one a step, or several at once from an engine that nobody waits for."""
+        if not results:
+            return
+        now = time.monotonic()
+        seconds = (now - self._taken_at) - (self._aside - self._aside_taken)
+        self._taken_at, self._aside_taken = now, self._aside
+        speed = len(results) * self.config.tokens_per_step / max(seconds, 1e-9)
+        for result in results:
+            step, lr = pending.popleft()
+            self._check(step, result)
+            self.losses.append(result.loss)
+            self._log(step, result, lr, speed)
+
+    def _log(self, step: int, result: StepResult, lr: float, speed: float) -> None:
+        """Write a line of metrics where one is due; evaluations are due at the newest step alone, when nothing is pending."""
+        loop, last = self.config.training, step == self.config.training.steps
+        self._val_loss = None
+        if last or (loop.eval_every > 0 and step % loop.eval_every == 0):
+            if len(self.corpus.val):
+                self._set_aside(lambda: self._evaluate(last))
+        elif step % loop.log_every:
+            return
+        record = Record(
+            step, result.loss, self._val_loss, lr, result.grad_norm, speed, self._elapsed()
+        )
+        self.journal.append("metrics", asdict(record))
+        self.observer.stepped(record)
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + time.monotonic() - self._began
+
+    def _evaluate(self, last: bool) -> None:
+        loop, n_ctx = self.config.training, self.config.model.n_ctx
+        windows = loop.final_windows if last else loop.eval_windows
+        found = evaluate(
+            self.engine,
+            self.corpus,
+            n_ctx=n_ctx,
+            batch=self.config.data.batch_size,
+            windows=windows,
+        )
+        self._val_loss = found.loss
+        self.best = found.loss if self.best is None else min(self.best, found.loss)
+
+    def _sample(self) -> None:
+        if not self.config.training.sample_tokens:
+            return
+        try:
+            prompt = self.tokenizer.decode(self._samples.prompt)
+            text = self._samples.write(self._samples.seed("sample", self.step))
+        except PosttrainError as error:  # a sample is decoration: it must not cost the run
+            return self.observer.noticed(f"no sample at step {self.step}: {error.message}")
+        self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
+        self.observer.sampled(self.step, prompt, text)
+
+    # ---- saving and judging -------------------------------------------------------------------
+
+    def _state(self, corpus: CorpusIdentity, tokenizer: str) -> TrainerState:
+        info = self.engine.info
+        return TrainerState(
+            step=self.step,
+            seed=self.config.training.seed,
+            engine=self.engine.name,
+            engine_info=dict(info),
+            threads=int(info.get("threads", 1)),
+            corpus=corpus,
+            tokenizer=tokenizer,
+            val_loss=self._val_loss,
+            best_val_loss=self.best,
+            elapsed_s=self._elapsed(),
+            config=self.config,
+        )
+
+    def _save(self) -> None:
+        folder = self.journal.checkpoint_or_notice(self.engine, self._state)
+        if folder is not None:
+            self.observer.saved(self.step, folder)
+
+    def _verdict(self, stop: StopSignals) -> Verdict | None:
+        """What the run came to; nothing when the user does not wait for it."""
+        texts = self._samples.for_verdict(lambda: stop.requested)
+        if not texts or stop.requested:
+            return None
+        return verdict(
+            texts=texts,
+            corpus=self.corpus,
+            val_loss=self._val_loss,
+            counting=self.counting(),
+            config=self.config,
+            best_val_loss=self.best,
+        )
