@@ -16,12 +16,12 @@ from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.huggingface import parameter_shapes
 from posttrainllm.formats.tensor_file import write_tensors
 from posttrainllm.model import gradients_program, model_dims
+from posttrainllm.runs import checkpoint
 from posttrainllm.runs.checkpoint import (
     TrainerState,
     read_checkpoint,
     write_checkpoint,
 )
-from posttrainllm.runs.folder import checkpoint
 from posttrainllm.text.tokenizer import ByteTokenizer
 from saved import (
     edit_json,

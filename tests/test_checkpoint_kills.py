@@ -17,12 +17,12 @@ import pytest
 import needs
 from killed_writer import check, write
 from posttrainllm.errors import CheckpointError
+from posttrainllm.runs import checkpoint
 from posttrainllm.runs.checkpoint import read_checkpoint
-from posttrainllm.runs.folder import checkpoint
 from saved import save
 
 WRITER = Path(__file__).with_name("killed_writer.py")
-SOURCE = Path(checkpoint.__file__).parent.parent
+SOURCE = Path(checkpoint.__file__).parents[2]
 
 
 def start_writer(folder, mode, **options):

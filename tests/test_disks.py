@@ -20,8 +20,9 @@ from lab_cases import small, write_text
 from posttrainllm import storage
 from posttrainllm.config import replace
 from posttrainllm.errors import CheckpointError, TrainingError
+from posttrainllm.runs import trainer_state
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint, step_of
-from posttrainllm.runs.folder import Run, trainer_state
+from posttrainllm.runs.folder import Run
 from posttrainllm.training import journal
 from posttrainllm.training.observer import Silent
 from posttrainllm.training.session import new_trainer, resumed_trainer
@@ -296,7 +297,7 @@ def test_second_process_on_a_run_is_refused_and_changes_nothing(tmp_path, config
                 [*command, "--runs-dir", str(tmp_path)],
                 capture_output=True,
                 text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(journal.__file__).parents[1])},
+                env=os.environ | {"PYTHONPATH": str(Path(journal.__file__).parents[2])},
             )
         )
 

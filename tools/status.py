@@ -58,8 +58,11 @@ def shipped() -> list[str]:
     from posttrainllm.config import PRESETS, load_config
     from posttrainllm.training.engine_choice import BUILT
 
-    found = {path.stem: path for path in PACKAGE.rglob("*_engine.py")}
-    engines = [(f"`{name}`", first_line(found[f"{name}_engine"])) for name in BUILT]
+    packages = {"webgpu": "engines/webgpu/engine.py", "torch": "pytorch/engine.py"}
+    engines = [
+        (f"`{name}`", first_line(PACKAGE / packages.get(name, f"engines/{name}_engine.py")))
+        for name in BUILT
+    ]
     commands = []
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         parts = getattr(command, "commands", None) or {"": command}
