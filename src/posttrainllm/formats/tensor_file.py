@@ -39,7 +39,7 @@ SIZES = {
 }
 """Bytes a value, for each dtype that a header may name."""
 
-_WRITTEN = {np.dtype("<f4"): "F32", np.dtype("<i8"): "I64"}
+_WRITTEN = {np.dtype("<f4"): "F32", np.dtype("<i8"): "I64", np.dtype("i1"): "I8"}
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,15 @@ class Entry:
     start: int
 
 
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> FileHash:
-    """Write float32 and int64 arrays, in the order given, to a new file, and flush it to the disk.
+def write_tensors(
+    path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> FileHash:
+    """Write float32, int64 and int8 arrays, in the order given, to a new file, and flush it to the disk.
 
     Raises: OSError.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers insists on "pt"
+    # transformers insists on "pt"
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name, array in tensors.items():
         begin, end = end, end + array.nbytes
@@ -85,6 +88,14 @@ def read_header(path: Path) -> dict[str, Entry]:
 
     Raises: CheckpointError, naming the file, the tensor and the value.
     """
+    return read_description(path)[0]
+
+
+def read_description(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Read what tensors a file holds, and what stands about them under ``__metadata__``.
+
+    Raises: CheckpointError, naming the file, the tensor and the value.
+    """
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -106,10 +117,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
     header = parse_object(content, f"the header of {path}")
-    header.pop("__metadata__", None)
+    found = header.pop("__metadata__", {})
+    metadata = found if isinstance(found, dict) else {}
     entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items()}
     _check_layout(path, entries, 8 + length, size)
-    return entries
+    return entries, {key: text for key, text in metadata.items() if isinstance(text, str)}
 
 
 def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
