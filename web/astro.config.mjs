@@ -1,0 +1,17 @@
+// astro.config.mjs: the site as static files that work on any host and below any path.
+import svelte from "@astrojs/svelte";
+import { defineConfig } from "astro/config";
+import { relativeAddresses } from "./tools/relative.mjs";
+
+export default defineConfig({
+  output: "static",
+  trailingSlash: "always",
+  devToolbar: { enabled: false },
+  build: { format: "directory", inlineStylesheets: "never" },
+  integrations: [svelte(), relativeAddresses()],
+  vite: {
+    build: { target: "es2024" },
+    worker: { format: "es" },
+    experimental: { renderBuiltUrl: () => ({ relative: true }) },
+  },
+});
