@@ -58,7 +58,7 @@ export class Control {
   /** Elements start .. start + out.length of a parameter's first values. */
   initialValues(out: Float32Array, seed: number, name: string, init: string, nLayer: number, start: number): void {
     const kind = this.#tables.control.inits.indexOf(init);
-    const stream = this.#stream(name);
+    const stream = this.stream(name);
     for (let done = 0; done < out.length; done += DRAWN) {
       const count = Math.min(DRAWN, out.length - done);
       this.#call.control_initial_values(
@@ -68,7 +68,8 @@ export class Control {
     }
   }
 
-  #stream(name: string): bigint {
+  /** The number of a stream of random numbers; also a seed of its own for each name (control.stream_id). */
+  stream(name: string): bigint {
     const text = new TextEncoder().encode(name);
     new Uint8Array(this.#memory.buffer, this.#start, text.length).set(text);
     return this.#call.control_stream_id(this.#start, BigInt(text.length));
@@ -121,7 +122,9 @@ export class Control {
   }
 
   /** The next token and its probability among those it was chosen from. Throws a RangeError when a logit is not finite. */
-  sample(logits: Float32Array, seed: number, position: number, how: Sampling): { token: number; probability: number } {
+  sample(
+    logits: Float32Array, seed: number | bigint, position: number, how: Sampling,
+  ): { token: number; probability: number } {
     const n = logits.length;
     const weights = this.#start + 8;
     const order = weights + 8 * n;
@@ -134,5 +137,12 @@ export class Control {
     if (token < 0n) throw new RangeError("the logits are not finite numbers");
     const [probability] = new Float64Array(this.#memory.buffer, this.#start, 1);
     return { token: Number(token), probability: probability ?? NaN };
+  }
+
+  /** The probabilities (vocabulary) that the last call of `sample` chose by; it must have had a temperature above 0. */
+  probabilities(vocabulary: number, chosen: { token: number; probability: number }): Float64Array {
+    const weights = new Float64Array(this.#memory.buffer, this.#start + 8, vocabulary);
+    const total = (weights[chosen.token] ?? NaN) / chosen.probability;
+    return weights.map((weight) => weight / total);
   }
 }
