@@ -31,6 +31,7 @@ from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operand
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
+from posttrainllm.runs.export_form import files
 
 FILE = "posttrainllm.json"
 
@@ -81,6 +82,7 @@ def export() -> dict[str, Any]:
             for name, preset in PRESETS.items()
         },
         "schema": json.loads(schema_json()),
+        "files": files(),
     }
 
 

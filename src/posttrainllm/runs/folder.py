@@ -4,6 +4,7 @@
       config.toml          the resolved configuration
       metrics.jsonl        one line a logged step
       samples.jsonl        what the model wrote along the way
+      corpus.txt           the text, in a run that came from elsewhere with a text of its own
       checkpoints/         see runs/checkpoint_folder.py
       .lock                held by the process that trains the run
 
@@ -38,6 +39,7 @@ from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import replace_file, sync_folder, write_error
 
 CONFIG_FILE = "config.toml"
+CORPUS_FILE = "corpus.txt"
 MAX_NAME_BYTES = 100
 
 METRICS = ("step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "elapsed_s")
@@ -74,6 +76,12 @@ class Run:
     def samples(self) -> Records:
         """The file of samples, not yet opened; keep the object while appending."""
         return Records(self.path / "samples.jsonl")
+
+    @property
+    def corpus(self) -> Path | None:
+        """The run's own copy of its text, which goes before the files named in its configuration; None without one."""
+        path = self.path / CORPUS_FILE
+        return path if path.is_file() else None
 
     def config(self) -> TrainConfig:
         """Read the configuration that the run was started with.

@@ -38,6 +38,10 @@ Tokens = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 
+DEFAULT_NAME = "TinyShakespeare"
+"""What the text is called that is used when none is named."""
+
+
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A text in two parts, as tokens and as bytes."""
@@ -158,7 +162,7 @@ def open_corpus(
         )
     cache = TextCache(default_cache_dir() if cache_dir is None else cache_dir)
     files = find_files(sources if sources else [str(default_corpus_path())])
-    name = _name(files) if sources else "TinyShakespeare"
+    name = _name(files) if sources else DEFAULT_NAME
     data, facts = _read(files, cache, wanted=sha256, allow_binary=allow_binary)
     if facts.n_bytes == 0:
         raise CorpusError(f"{name} has no text", "give a file with text in it")

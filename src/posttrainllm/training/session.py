@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run
 from posttrainllm.runs.folder import Run as RunFolder
+from posttrainllm.runs.trainer_state import CorpusIdentity
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.files import STANDARD_INPUT
@@ -47,18 +49,35 @@ FREE = (
     "training.sample_every",
     "training.sample_prompt",
     "training.sample_tokens",
+    "training.save_best",
     "training.verdict_samples",
     "sampling.temperature",
     "sampling.top_k",
     "sampling.top_p",
+    "sampling.repetition_penalty",
+    "sampling.repetition_window",
     "sampling.max_tokens",
 )
 
 
-def corpus_of(config: TrainConfig, *, sha256: str | None = None) -> Corpus:
-    """The text of a configuration, long enough for its context. Raises: CorpusError."""
-    corpus = open_corpus(config.data.corpus, val_fraction=config.data.val_fraction, sha256=sha256)
+def corpus_of(
+    config: TrainConfig, *, identity: CorpusIdentity | None = None, run: RunFolder | None = None
+) -> Corpus:
+    """The text of a configuration, long enough for its context.
+
+    ``identity`` is the text that is wanted when a run goes on, and ``run`` the run: its own copy of the text goes before the files that
+    its configuration names, which may be another machine's. Raises: CorpusError.
+    """
+    own = None if run is None else run.corpus
+    corpus = open_corpus(
+        config.data.corpus if own is None else (str(own),),
+        val_fraction=config.data.val_fraction,
+        sha256=None if identity is None else identity.sha256,
+    )
     corpus.check(config.model.n_ctx)
+    if own is not None:
+        name = identity.name if identity is not None else ", ".join(config.data.corpus)
+        return replace_fields(corpus, name=name or corpus.name)
     return corpus
 
 
@@ -129,7 +148,7 @@ def resumed_trainer(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
             f"give it more: posttrainllm train --resume {path.name} --steps {2 * checkpoint.state.step}",
         )
-    corpus = corpus_of(config, sha256=checkpoint.state.corpus.sha256)
+    corpus = corpus_of(config, identity=checkpoint.state.corpus, run=run)
     return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
 
 
@@ -157,13 +176,13 @@ def _from_the_start(
     """
     run = RunFolder(path)
     config = changed(run.config(), changes, allow_change=allow_change, observer=observer)
-    if STANDARD_INPUT in config.data.corpus:
+    if STANDARD_INPUT in config.data.corpus and run.corpus is None:
         raise CheckpointError(
             f"{path} has no checkpoint yet, and its text came through standard input",
             "start a new run",
         )
     observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
-    return Trainer(config, corpus_of(config), ByteTokenizer(), run, observer)
+    return Trainer(config, corpus_of(config, run=run), ByteTokenizer(), run, observer)
 
 
 def changed(
@@ -255,11 +274,12 @@ class Model:
         if windows:  # 0 is all, and no setting of a run
             sizes["training.final_windows"] = windows
         config = replace(config, sizes)
+        own = RunFolder(self.checkpoint.path.resolve().parent.parent).corpus if state else None
         corpus = open_corpus(
-            sources or config.data.corpus,
+            sources or (config.data.corpus if own is None else [str(own)]),
             val_fraction=config.data.val_fraction,
             tokenizer=self.tokenizer,
-            sha256=state.corpus.sha256 if state and not sources else None,
+            sha256=state.corpus.sha256 if state and state.corpus and not sources else None,
         )
         corpus.check(self.config.n_ctx)
         if not len(corpus.val):
