@@ -34,7 +34,7 @@ class Row:
 TABLE = {
     "errors": Row(("errors",), ()),
     "machine": Row(("machine", "storage"), ("errors",)),
-    "config": Row(("settings", "presets", "sections", "config"), ("errors",)),
+    "config": Row(("settings", "shape", "presets", "sections", "config"), ("errors",)),
     "control": Row(("control",), ("errors",)),
     "ops": Row(("ops",), ("errors",)),
     "program": Row(("extent", "program", "validate", "plan"), ("ops", "errors")),

@@ -22,6 +22,7 @@ from posttrainllm.control import (
     bias_corrections,
     initial_values,
     learning_rate,
+    penalize,
     philox,
     sample,
     stream_id,
@@ -367,3 +368,18 @@ def test_logits_of_another_shape_are_refused() -> None:
     for shape in ((0,), (2, 3)):
         with pytest.raises(ConfigError, match="one row of numbers"):
             sample(np.zeros(shape, np.float32), 1, 1, 1.0, 0, 1.0)
+
+
+def test_a_repetition_penalty_divides_positive_logits_and_multiplies_the_others_once() -> None:
+    logits = np.array([2.0, -2.0, 0.0, 1.0], np.float32)
+    recent = np.array([1, 0, 0, 2, 0], np.int32)
+    assert penalize(logits, recent, 2.0).tolist() == [1.0, -4.0, 0.0, 1.0]
+    assert logits.tolist() == [2.0, -2.0, 0.0, 1.0]  # left as they were
+    assert penalize(logits, recent, 1.0).tobytes() == logits.tobytes()
+    assert penalize(logits, recent[:0], 9.0).tobytes() == logits.tobytes()
+
+
+@pytest.mark.parametrize("penalty", [0.99, 0.0, -1.0, math.nan, math.inf])
+def test_a_repetition_penalty_out_of_range_is_refused(penalty: float) -> None:
+    with pytest.raises(ConfigError, match="repetition_penalty must be a number of at least 1"):
+        penalize(LOGITS, np.zeros(1, np.int32), penalty)

@@ -39,6 +39,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "token_index": (None, [pointer] * 4 + [u64]),
     "learning_rate": (f64, [u64, u64, u32, f64, u64, f64, f64]),
     "bias_corrections": (None, [pointer, u64, f64, f64]),
+    "penalize": (None, [pointer, pointer, u64, pointer, u64, f64]),
     "sample": (i64, [pointer] * 4 + [u64, u64, u64, f64, u64, f64]),
 }
 
@@ -255,3 +256,18 @@ def test_non_finite_logits_are_refused_in_cpp_too(cpp: Any, value: float) -> Non
             token, probability = choose(cpp, logits, 1, 1, *settings)
             assert token == -1
             assert probability == double_bits(GUARD)
+
+
+def test_penalized_logits_are_the_definition(cpp: Any) -> None:
+    rng = np.random.default_rng(8)
+    for i in range(2000):
+        n, count = int(rng.choice([1, 2, 17, 256, 1000])), int(rng.choice([0, 1, 5, 64, 300]))
+        logits = (rng.normal(size=n) * 10 ** rng.uniform(-3, 2.5)).astype(np.float32)
+        if i % 3 == 0:
+            logits = np.round(logits)  # zeros of both signs
+        recent = rng.integers(0, n, count, dtype=np.int32)
+        penalty = float(rng.choice([1.0, 1 + 2**-52, 1.1, 2.0, rng.uniform(1, 100)]))
+        out = np.full(n + 1, GUARD, np.float32)
+        cpp.penalize(out.ctypes.data, logits.ctypes.data, n, recent.ctypes.data, count, penalty)
+        assert out[n] == GUARD
+        assert bits(out[:n]) == bits(control.penalize(logits, recent, penalty))

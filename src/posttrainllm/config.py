@@ -23,7 +23,6 @@ from posttrainllm.sections import (
     SETTINGS,
     DataConfig,
     EngineConfig,
-    GPTConfig,
     LoopConfig,
     OptimizerConfig,
     SamplingConfig,
@@ -33,6 +32,7 @@ from posttrainllm.sections import (
     unknown_setting,
 )
 from posttrainllm.settings import Setting, show
+from posttrainllm.shape import GPTConfig
 
 __all__ = [
     "DEFAULT_PRESET",

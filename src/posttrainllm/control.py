@@ -311,6 +311,28 @@ def sample(
     return token, float(weights[token]) / total
 
 
+def penalize(
+    logits: NDArray[np.float32], recent: NDArray[np.int32], penalty: float
+) -> NDArray[np.float32]:
+    """Return logits in which the tokens of ``recent`` are less likely: positive ones / penalty, others * penalty.
+
+    A token that stands there several times is penalized once. Computed in float64 and rounded once.
+
+    Shapes: logits (V,); recent (n,), ids in 0 .. V - 1, in any order; returned (V,).
+    Raises: ConfigError for a penalty below 1 or not finite.
+    Source: Keskar et al. 2019, "CTRL", section 4.1.
+    """
+    if not (math.isfinite(penalty) and penalty >= 1):
+        raise ConfigError(
+            f"repetition_penalty must be a number of at least 1, got {penalty}", "1 is no penalty"
+        )
+    changed = np.array(logits, dtype=np.float32)
+    before = changed[recent].astype(np.float64)
+    with np.errstate(over="ignore"):  # to -inf, which ``sample`` refuses
+        changed[recent] = np.where(before > 0, before / penalty, before * penalty)
+    return changed
+
+
 def _keep_largest(
     weights: NDArray[np.float64], logits: NDArray[np.float32], top_k: int, top_p: float
 ) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """The sections of a configuration: every setting with its type, range, unit and default.
 
 All defaults that do not depend on the size of the model stand here and nowhere else; the others
-stand in ``presets.py``. ``config.py`` puts a configuration together, ``settings.py`` says how a
-wrong value is refused.
+stand in ``presets.py``, and the section of the model itself in ``shape.py``. ``config.py`` puts a
+configuration together, ``settings.py`` says how a wrong value is refused.
 """
 
 from __future__ import annotations
@@ -14,89 +14,9 @@ from pydantic import Field, field_validator, model_validator
 from posttrainllm.errors import ConfigError
 from posttrainllm.presets import PRESETS
 from posttrainllm.settings import Section, Setting, describe, did_you_mean, show
+from posttrainllm.shape import GPTConfig
 
 MAX_POSITIONS = 2**31 - 1  # token positions are int32 on every engine
-MAX_PARAMETERS = 10**12  # 16 TB of weights, gradients and moments: a typing error, not a plan
-
-
-class GPTConfig(Section):
-    """The shape of the model: GPT-2 with every size free."""
-
-    section: ClassVar[str] = "model"
-
-    n_layer: int = Field(ge=1, le=1024, description="transformer blocks")
-    n_head: int = Field(ge=1, le=1024, description="attention heads a block; must divide n_embd")
-    n_embd: int = Field(
-        ge=1, le=65_536, description="width of the residual stream, in numbers a token"
-    )
-    n_ctx: int = Field(
-        ge=1, le=1_048_576, description="context, the longest window the model sees, in tokens"
-    )
-    n_vocab: int = Field(
-        default=256,
-        ge=2,
-        le=4_194_304,
-        description="vocabulary, in tokens; 256 is the byte tokenizer's",
-    )
-    n_inner: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_048_576,
-        description="width of the MLP, in numbers a token; unset is 4 * n_embd",
-    )
-    activation: Literal["gelu_new", "gelu"] = Field(
-        default="gelu_new",
-        description="MLP activation: gelu_new is GPT-2's tanh form, gelu the exact erf form",
-    )
-    layer_norm_epsilon: float = Field(
-        default=1e-5, ge=1e-12, le=1e-2, description="added to the variance in every LayerNorm"
-    )
-    tied: bool = Field(
-        default=True, description="whether the head shares the token embedding's weights"
-    )
-    dropout: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=0.9,
-        description="share of activations dropped in training; engine torch only",
-    )
-
-    @property
-    def inner(self) -> int:
-        """Width F of the MLP: ``n_inner``, or 4 C when that is unset."""
-        return 4 * self.n_embd if self.n_inner is None else self.n_inner
-
-    @property
-    def head_size(self) -> int:
-        """Width D of one attention head: C / H."""
-        return self.n_embd // self.n_head
-
-    def parameters(self) -> int:
-        """Count the trained numbers; a tied head counts once."""
-        width, inner = self.n_embd, self.inner
-        embeddings = (self.n_vocab + self.n_ctx) * width
-        layernorm = 2 * width
-        attention = (3 * width * width + 3 * width) + (width * width + width)
-        mlp = (width * inner + inner) + (inner * width + width)
-        head = 0 if self.tied else self.n_vocab * width
-        return embeddings + self.n_layer * (2 * layernorm + attention + mlp) + layernorm + head
-
-    @model_validator(mode="after")
-    def _shapes_fit(self) -> Self:
-        width, heads = self.n_embd, self.n_head
-        if width % heads:
-            below, above = width // heads * heads, (width // heads + 1) * heads
-            raise ConfigError(
-                f"model.n_embd {width} is not divisible by model.n_head {heads}",
-                f"the nearest widths that work: {f'{below} and ' if below else ''}{above}",
-            )
-        if self.parameters() > MAX_PARAMETERS:
-            raise ConfigError(
-                f"a model of {self.parameters():,} parameters is over the limit, "
-                f"{MAX_PARAMETERS:,}",
-                "lower model.n_layer, model.n_embd or model.n_vocab",
-            )
-        return self
 
 
 class OptimizerConfig(Section):
@@ -238,7 +158,19 @@ class LoopConfig(Section):
         description="steps between checkpoints, and once at the end; 0 is only at the end",
     )
     keep_checkpoints: int = Field(
-        default=2, ge=1, le=100_000, description="how many of the newest checkpoints are kept"
+        default=2,
+        ge=1,
+        le=100_000,
+        description="how many of the newest checkpoints are kept, and the best one beside them",
+    )
+    save_best: bool = Field(
+        default=False,
+        description="whether an evaluation that is the best so far is followed by a checkpoint",
+    )
+    start_from: str = Field(
+        default="",
+        max_length=4096,
+        description="model whose weights training starts from: one of the gallery, a run or a folder; empty is random",
     )
 
 
@@ -264,6 +196,18 @@ class SamplingConfig(Section):
         ge=0.001,
         le=1.0,
         description="choose among the likeliest tokens that together have this probability",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=1.0,
+        le=100.0,
+        description="makes tokens that stand among the last ones less likely; 1 is no penalty",
+    )
+    repetition_window: int = Field(
+        default=64,
+        ge=1,
+        le=16_384,
+        description="how many of the last tokens the repetition penalty looks at",
     )
     max_tokens: int = Field(
         default=500, ge=1, le=100_000_000, description="length of a generated text, in tokens"

@@ -13,14 +13,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from posttrainllm.config import TrainConfig
 from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
-from posttrainllm.engines.base import Batch, Engine, StepResult, StepScalars
+from posttrainllm.engines.base import F32, Batch, Engine, StepResult, StepScalars
 from posttrainllm.errors import CheckpointError, NonFiniteError, PosttrainError
 from posttrainllm.runs.checkpoint import Checkpoint
 from posttrainllm.runs.checkpoint_folder import check_space, list_checkpoints, step_of
@@ -76,6 +76,7 @@ class Trainer:
     run: Run
     observer: Observer = field(default_factory=Silent)
     resumed: Checkpoint | None = None
+    start: Mapping[str, F32] | None = None  # the first weights; None draws them
     made_here: bool = False  # the run's folder: then it goes when nothing comes of it
 
     def __post_init__(self) -> None:
@@ -106,7 +107,8 @@ class Trainer:
 
     def _open_and_train(self) -> Outcome:
         config, loop = self.config, self.config.training
-        saves = 1 + (loop.steps // loop.checkpoint_every if loop.checkpoint_every else 0)
+        reasons = (loop.checkpoint_every, loop.eval_every if loop.save_best else 0)
+        saves = 1 + sum(loop.steps // every for every in reasons if every)
         check_space(
             self.run.checkpoints,
             config.model,
@@ -129,7 +131,7 @@ class Trainer:
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
             if self.resumed is None:
-                self.engine.load(initial_parameters(config.model, loop.seed))
+                self.engine.load(self.start or initial_parameters(config.model, loop.seed))
             else:
                 self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
             with self.run.lock(), StopSignals(self.observer.stopping) as stop:
@@ -177,7 +179,7 @@ class Trainer:
             self._take(self.engine.results(wait=stands), pending)
             if self._due(loop.sample_every) or last:
                 self._set_aside(self._sample)
-            if self._due(loop.checkpoint_every) and not last:
+            if (self._due(loop.checkpoint_every) or self._is_best()) and not last:
                 self._set_aside(self._save)
         self._take(self.engine.results(wait=True), pending)
         if not self.step:
@@ -238,6 +240,11 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
+
+    def _is_best(self) -> bool:
+        """Whether this step was evaluated, is the best so far, and is to be kept for that."""
+        wanted = self.config.training.save_best and self._val_loss is not None
+        return wanted and self._val_loss == self.best
 
     def _set_aside(self, action: Callable[[], None]) -> None:
         """Run something that is not training, and keep its time out of tokens per second."""

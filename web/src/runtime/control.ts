@@ -13,6 +13,7 @@ interface Exports {
   control_token_index(rows: number, starts: number, order: number, ids: number, n: bigint): void;
   control_learning_rate(step: bigint, steps: bigint, kind: number, peak: number, warmup: bigint, ratio: number, decay: number): number;
   control_bias_corrections(out: number, step: bigint, beta1: number, beta2: number): void;
+  control_penalize(out: number, logits: number, vocabulary: bigint, recent: number, count: bigint, penalty: number): void;
   control_sample(
     probability: number, weights: number, order: number, logits: number, vocabulary: bigint,
     seed: bigint, position: bigint, temperature: number, topK: bigint, topP: number,
@@ -32,6 +33,9 @@ export interface Sampling {
   readonly topP: number;
 }
 
+/** Most tokens that a repetition penalty looks at: the largest `sampling.repetition_window`. */
+export const RECENT = 1 << 14;
+
 /** Elements of a parameter, and rows of a batch, that are drawn at a time. */
 export const DRAWN = 1 << 16;
 
@@ -43,7 +47,7 @@ export class Control {
 
   /** `most`: the largest vocabulary that is sampled from and the largest batch that is indexed. */
   constructor(module: WebAssembly.Module, tables: Tables, most: { vocabulary: number; tokens: number }) {
-    const bytes = Math.max(8 + 16 * most.vocabulary, 16 * most.tokens, 8 * DRAWN);
+    const bytes = Math.max(8 + 16 * most.vocabulary + 4 * RECENT, 16 * most.tokens, 8 * DRAWN);
     const instance = (pages: number): [WebAssembly.Memory, Exports] => {
       const memory = new WebAssembly.Memory({ initial: pages, maximum: pages });
       return [memory, new WebAssembly.Instance(module, { env: { memory } }).exports as unknown as Exports];
@@ -119,6 +123,20 @@ export class Control {
     this.#call.control_bias_corrections(this.#start, BigInt(step), beta1, beta2);
     const [first, second] = new Float64Array(this.#memory.buffer, this.#start, 2);
     return [first ?? NaN, second ?? NaN];
+  }
+
+  /**
+   * Logits in which the tokens of `recent` (the last ones; at most RECENT of them count) are less likely. The result lies in the
+   * module's memory: it holds until the next call, and may be handed to `sample`.
+   */
+  penalize(logits: Float32Array, recent: Int32Array, penalty: number): Float32Array {
+    const n = logits.length;
+    const tokens = recent.subarray(-RECENT);
+    const [out, given, last] = [this.#start, this.#start + 4 * n, this.#start + 8 * n];
+    new Float32Array(this.#memory.buffer, given, n).set(logits);
+    new Int32Array(this.#memory.buffer, last, tokens.length).set(tokens);
+    this.#call.control_penalize(out, given, BigInt(n), last, BigInt(tokens.length), penalty);
+    return new Float32Array(this.#memory.buffer, out, n);
   }
 
   /** The next token and its probability among those it was chosen from. Throws a RangeError when a logit is not finite. */

@@ -266,6 +266,15 @@ void control_bias_corrections(double* out, uint64_t step, double beta1, double b
   out[1] = 1.0 - power(beta2, step);
 }
 
+void control_penalize(float* out, const float* logits, uint64_t n_vocab, const int32_t* recent,
+                      uint64_t count, double penalty) {
+  for (uint64_t i = 0; i < n_vocab; i++) out[i] = logits[i];
+  for (uint64_t i = 0; i < count; i++) {
+    const double before = double(logits[recent[i]]);  // of the input: a second time changes nothing
+    out[recent[i]] = float(before > 0.0 ? before / penalty : before * penalty);
+  }
+}
+
 int64_t control_sample(double* probability, double* weights, uint32_t* order, const float* logits,
                        uint64_t n_vocab, uint64_t seed, uint64_t position, double temperature,
                        uint64_t top_k, double top_p) {

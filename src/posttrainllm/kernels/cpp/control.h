@@ -57,6 +57,13 @@ double control_learning_rate(uint64_t step, uint64_t steps, uint32_t kind, doubl
 // What AdamW divides its moments by: out[0] = 1 - beta1^step, out[1] = 1 - beta2^step.
 void control_bias_corrections(double* out, uint64_t step, double beta1, double beta2);
 
+// Logits in which the tokens of `recent` are less likely, each once: / penalty where positive, else
+// * penalty.
+//   out (n_vocab), logits (n_vocab), not the same memory; recent (count), ids in 0 .. n_vocab - 1;
+//   penalty >= 1 and finite.
+void control_penalize(float* out, const float* logits, uint64_t n_vocab, const int32_t* recent,
+                      uint64_t count, double penalty);
+
 // Choose the next token. Returns its index, or -1 when a logit is not finite.
 //   probability (1): of the chosen token among those it was chosen from; untouched on failure.
 //   weights (n_vocab), order (n_vocab): scratch.
