@@ -359,13 +359,17 @@ def test_pickle_is_refused_by_name_and_never_loaded(folder, name):
     assert f"{name} is a pickle" in refusal(folder)
 
 
-def test_weights_in_several_files_are_refused(folder):
+def test_weights_in_several_files_without_an_index_are_refused(folder):
     for stale in ("hashes.json", "trainer_state.json", "optimizer.safetensors"):
         (folder / stale).unlink()
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text("{}")
-    assert "holds its weights in 1 safetensors files" in refusal(folder)
-    (folder / "model-00001-of-00002.safetensors").unlink()
+    for number in (1, 2):
+        shutil.copy(
+            folder / "model.safetensors", folder / f"model-0000{number}-of-00002.safetensors"
+        )
+    (folder / "model.safetensors").unlink()
+    assert "holds 2 safetensors files, and no model.safetensors.index.json" in refusal(folder)
+    for number in (1, 2):
+        (folder / f"model-0000{number}-of-00002.safetensors").unlink()
     assert "has no model.safetensors" in refusal(folder)
 
 

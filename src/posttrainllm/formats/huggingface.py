@@ -10,19 +10,19 @@ Read next: ``runs/checkpoint.py``, which reads and writes whole folders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrainllm.config import GPTConfig
 from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.formats.shards import WEIGHTS_FILE as WEIGHTS_FILE
 from posttrainllm.formats.tensor_file import Entry
 from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.settings import show
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-WEIGHTS_FILE = "model.safetensors"
 
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
@@ -54,9 +54,6 @@ _SIZES = {
     "n_positions": "n_ctx",
     "vocab_size": "n_vocab",
 }
-
-# What a folder may hold instead of one safetensors file.
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def parameter_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
@@ -108,6 +105,7 @@ def config_document(config: GPTConfig) -> dict[str, Any]:
         "n_inner": config.n_inner,
         "vocab_size": config.n_vocab,
         "activation_function": config.activation,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
@@ -229,7 +227,8 @@ def pick_parameters(
             )
         if found[name].shape != shape:
             raise CheckpointError(
-                f"{source}: tensor {stored_name(name)!r} is {show(list(found[name].shape))}, and "
+                f"{found[name].path}: tensor {stored_name(name)!r} is "
+                f"{show(list(found[name].shape))}, and "
                 f"config.json says {list(shape)}",
                 "is config.json of the same model?",
             )
@@ -244,36 +243,3 @@ def _is_mask(name: str, layers: int) -> bool:
         and rest in ("attn.bias", "attn.masked_bias")
         and start in {str(i) for i in range(layers)}
     )
-
-
-def find_weights(folder: Path) -> str:
-    """Return the name of the one safetensors file of a model folder.
-
-    Raises: CheckpointError when there is none, more than one, or only pickles, which are never
-    loaded: reading a pickle runs whatever program it holds.
-    """
-    names = sorted(_names(folder))
-    weights = [name for name in names if name.endswith(".safetensors")]
-    if WEIGHTS_FILE in weights:
-        return WEIGHTS_FILE
-    if len(weights) == 1 and not any(name.endswith(".index.json") for name in names):
-        return weights[0]
-    if weights:
-        raise CheckpointError(
-            f"{folder} holds its weights in {len(weights)} safetensors files, wanted one",
-            "load it in transformers and save it with save_pretrained(..., max_shard_size='100GB')",
-        )
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
-        raise CheckpointError(
-            f"{folder}: {pickles[0]} is a pickle, which can run any program and is never loaded",
-            "save the model as safetensors, with transformers' save_pretrained",
-        )
-    raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}", "is this the right folder?")
-
-
-def _names(folder: Path) -> Iterator[str]:
-    try:
-        yield from (path.name for path in folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from None

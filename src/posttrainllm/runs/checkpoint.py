@@ -2,7 +2,7 @@
 
     checkpoints/step-000500/
       config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
-      optimizer.safetensors  trainer_state.json      what resume needs
+      optimizer.safetensors  trainer_state.json      what resume needs; no moments before the first step
       hashes.json                                    written last: SHA-256 and size of the others
 
 A checkpoint is written under another name, flushed to the disk file by file, and renamed. So a
@@ -32,20 +32,14 @@ from posttrainllm.formats.huggingface import (
     HEAD,
     WEIGHTS_FILE,
     config_document,
-    find_weights,
     generation_document,
     parameter_shapes,
     parse_config,
     pick_parameters,
     stored_name,
 )
-from posttrainllm.formats.tensor_file import (
-    Floats,
-    read_floats,
-    read_header,
-    read_integer,
-    write_tensors,
-)
+from posttrainllm.formats.shards import read_shards, read_values
+from posttrainllm.formats.tensor_file import Floats, read_header, read_integer, write_tensors
 from posttrainllm.formats.untrusted import DAMAGED, plain_file, read_object
 from posttrainllm.runs.checkpoint_folder import (
     HASHES_FILE,
@@ -94,8 +88,8 @@ class Checkpoint:
     """A model read back from a folder, and what training needs if it was trained here.
 
     ``params`` and AdamW's moments ``m`` and ``v`` are {parameter name: float32 array}, as
-    ``Engine.load`` takes them; moments are None for a model that was not trained here, or when they
-    were not asked for. ``notices`` are lines the user should see: a damaged checkpoint was passed
+    ``Engine.load`` takes them; moments are None where there are none, or when they were not asked
+    for. ``notices`` are lines the user should see: a damaged checkpoint was passed
     over.
     """
 
@@ -113,15 +107,16 @@ def write_checkpoint(
     *,
     state: TrainerState,
     params: Mapping[str, Floats],
-    m: Mapping[str, Floats],
-    v: Mapping[str, Floats],
+    m: Mapping[str, Floats] | None,
+    v: Mapping[str, Floats] | None,
     tokenizer: Tokenizer,
     keep: int,
     keep_best: bool = False,
 ) -> Path:
     """Save the model and all that resume needs as ``checkpoints/step-<state.step>``.
 
-    The run's lock must be held. Afterwards the ``keep`` newest checkpoints stay, and with
+    Moments that are None are zero, and no file is written for them. The run's lock must be held.
+    Afterwards the ``keep`` newest checkpoints stay, and with
     ``keep_best`` the one of the lowest validation loss too; older ones are removed.
 
     Shapes: params and the moments m and v as in ``formats.huggingface.parameter_shapes``.
@@ -129,8 +124,8 @@ def write_checkpoint(
     finite. Nothing is lost then: earlier checkpoints are whole, and the call can be repeated.
     """
     config = state.config.model
-    moments = {MEAN + name: array for name, array in m.items()}
-    moments |= {SQUARE + name: array for name, array in v.items()}
+    moments = {MEAN + name: array for name, array in (m or {}).items()}
+    moments |= {SQUARE + name: array for name, array in (v or {}).items()}
     _check_values(config, params, moments)
     check_space(checkpoints, config, saves=1, keep=keep, keep_best=keep_best)
     temporary = temporary_folder(checkpoints, state.step)
@@ -171,7 +166,8 @@ def read_checkpoint(
         raise CheckpointError(
             f"{folder}: {STATE_FILE} and {CONFIG_FILE} describe different models", DAMAGED
         )
-    m, v = _read_moments(folder, state) if moments else (None, None)
+    there = os.path.lexists(folder / OPTIMIZER_FILE)
+    m, v = _read_moments(folder, state) if moments and there else (None, None)
     return Checkpoint(folder, trained, params, m, v, state, notices)
 
 
@@ -186,7 +182,7 @@ def _check_values(
 ) -> None:
     """Refuse to save what would be refused when it is read."""
     given = {**params, **moments}
-    wanted = parameter_shapes(config) | moment_shapes(config)
+    wanted = parameter_shapes(config) | (moment_shapes(config) if moments else {})
     assert {name: array.shape for name, array in given.items()} == wanted
     for name, array in given.items():
         assert array.dtype == np.float32, name
@@ -215,10 +211,11 @@ def _write_files(
     }.items():
         hashes[name] = write_file(folder / name, [content])
     weights = {stored_name(name): params[name] for name in sorted(params)}
-    optimizer: dict[str, NDArray[Any]] = {"step": np.array([state.step], np.int64)}
-    optimizer |= {name: moments[name] for name in sorted(moments)}
     hashes[WEIGHTS_FILE] = write_tensors(folder / WEIGHTS_FILE, weights)
-    hashes[OPTIMIZER_FILE] = write_tensors(folder / OPTIMIZER_FILE, optimizer)
+    if moments:
+        optimizer: dict[str, NDArray[Any]] = {"step": np.array([state.step], np.int64)}
+        optimizer |= {name: moments[name] for name in sorted(moments)}
+        hashes[OPTIMIZER_FILE] = write_tensors(folder / OPTIMIZER_FILE, optimizer)
     sync_folder(folder)
     files = {name: {"sha256": hash.sha256, "bytes": hash.bytes} for name, hash in hashes.items()}
     document = {"format_version": HASHES_FORMAT, "files": files}
@@ -250,9 +247,8 @@ def _locate(path: Path, *, verify: bool) -> tuple[Path, tuple[str, ...]]:
 
 
 def _read_params(folder: Path, config: GPTConfig) -> dict[str, Floats]:
-    path = plain_file(folder, find_weights(folder))
-    entries = pick_parameters(read_header(path), config, path)
-    values = dict(zip(entries, read_floats(entries.values()), strict=True))
+    path, stored = read_shards(folder)
+    values = read_values(pick_parameters(stored, config, path))
     if config.tied and HEAD in values:
         head = values.pop(HEAD)
         if not np.array_equal(head, values["wte.weight"]):
@@ -284,7 +280,7 @@ def _read_moments(folder: Path, state: TrainerState) -> tuple[dict[str, Floats],
         raise CheckpointError(
             f"{path} is of step {step}, and {STATE_FILE} of step {state.step}", DAMAGED
         )
-    values = dict(zip(wanted, read_floats(entries[name] for name in wanted), strict=True))
+    values = read_values({name: entries[name] for name in wanted})
     m = {name.removeprefix(MEAN): values[name] for name in values if name.startswith(MEAN)}
     v = {name.removeprefix(SQUARE): values[name] for name in values if name.startswith(SQUARE)}
     for name, array in v.items():

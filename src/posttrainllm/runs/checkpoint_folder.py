@@ -187,7 +187,7 @@ def verify_hashes(folder: Path, *, contents: bool = True) -> None:
     files = document.get("files")
     if not isinstance(files, dict):
         raise DamagedError(f"{source}: files must be an object, got {show(files)}", DAMAGED)
-    for name in (CONFIG_FILE, WEIGHTS_FILE, STATE_FILE, OPTIMIZER_FILE):
+    for name in (CONFIG_FILE, WEIGHTS_FILE, STATE_FILE):  # moments are zero before the first step
         if name not in files:
             raise DamagedError(f"{source} does not list {name}", DAMAGED)
     for name, value in files.items():
@@ -224,7 +224,7 @@ def checkpoint_bytes(config: GPTConfig) -> int:
     """Return an upper bound of what one checkpoint of a model takes on the disk."""
     values = 3 * 4 * config.parameters()  # weights and two moments, float32
     headers = 3 * 160 * len(parameter_shapes(config))
-    tokenizer = 64 * config.n_vocab
+    tokenizer = 128 * config.n_vocab
     return values + headers + tokenizer + 32 * 2**10  # and a few pages of JSON
 
 

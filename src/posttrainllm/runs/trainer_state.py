@@ -37,6 +37,7 @@ class TrainerState(BaseModel):
     ``engine`` is the engine's name and ``engine_info`` what else its results depend on: build,
     instruction set, tiles. ``tokenizer`` is the tokenizer's fingerprint. ``val_loss`` is the
     validation loss at this very step, if one was measured, and ``best_val_loss`` the lowest so far.
+    ``corpus`` is None for a model that came from elsewhere and has not been trained here.
     ``numbers`` holds whatever the trainer wants back on resume; a NaN or infinite number in it
     becomes None, since JSON has neither.
     """
@@ -50,7 +51,7 @@ class TrainerState(BaseModel):
     engine: str
     engine_info: dict[str, JsonValue] = {}
     threads: int = Field(ge=0)
-    corpus: CorpusIdentity
+    corpus: CorpusIdentity | None = None
     tokenizer: str
     val_loss: float | None = None
     best_val_loss: float | None = None
