@@ -19,7 +19,7 @@ from posttrainllm.engines.webgpu.device import GpuDevice, choose_adapter
 from posttrainllm.engines.webgpu.dispatch import DispatchTable, table_ops
 from posttrainllm.engines.webgpu.memory import GpuMemory
 from posttrainllm.engines.webgpu.recorder import Recorder, Recording
-from posttrainllm.engines.webgpu.tuning import Choices, program_key, tune
+from posttrainllm.engines.webgpu.tuning import Choices, program_key, tune, wgsl_digest
 from posttrainllm.errors import EngineError
 from posttrainllm.ops import CLIP, FUSED, SCALARS
 from posttrainllm.plan import BoundCall, Place
@@ -73,9 +73,10 @@ class WebGpuEngine(ProgramEngine):
 
     @property
     def info(self) -> dict[str, str | int]:
-        """Adapter, driver, backend and version of wgpu."""
+        """Adapter, driver, backend and version of wgpu, the kernels by their hash, and which of them run."""
         choices = json.dumps(self.recorder.table.preferred, sort_keys=True)
-        return {"engine": self.name, **self.device.info, "choices": choices}
+        kernels = wgsl_digest()
+        return {"engine": self.name, **self.device.info, "kernels": kernels, "choices": choices}
 
     @property
     def nbytes(self) -> int:

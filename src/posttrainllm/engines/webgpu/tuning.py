@@ -7,6 +7,7 @@ What this is not: needed. Where there are no timestamps, and on software adapter
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -137,7 +138,14 @@ def cache_folder() -> Path:
 
 def kernels_digest(info: Mapping[str, str | int]) -> str:
     """A short hash of an adapter, its driver and the kernels that ship with this version."""
-    digest = hashlib.sha256(json.dumps(dict(info), sort_keys=True).encode())
+    content = json.dumps([dict(info), wgsl_digest()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def wgsl_digest() -> str:
+    """A short hash of the kernels and of the table that chooses among them."""
+    digest = hashlib.sha256()
     folder = files("posttrainllm.kernels").joinpath("wgsl")
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         digest.update(file.read_bytes())
