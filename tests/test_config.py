@@ -69,7 +69,8 @@ def test_preset_has_the_shape_and_the_parameters_of_the_table(name: str) -> None
 def test_the_numbers_that_decide_how_a_run_learns() -> None:
     """Also written twice on purpose: with a wrong one a run trains as well, and learns less."""
     got = load_config("small")
-    assert tuple(got.optimizer.model_dump().values()) == (0.9, 0.95, 1e-8, 0.1, 1.0)
+    wanted = ("adamw", 0.95, 0.9, 0.95, 1e-8, 0.1, 1.0)
+    assert tuple(got.optimizer.model_dump().values()) == wanted
     schedule = {"kind": "cosine", "final_ratio": 0.1, "decay_fraction": 0.2}
     assert schedule.items() <= got.schedule.model_dump().items()
     assert (got.data.val_fraction, got.model.layer_norm_epsilon) == (0.1, 1e-5)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from posttrainllm.engine_settings import EngineConfig, check_abilities
 from posttrainllm.errors import ConfigError
 from posttrainllm.presets import PRESETS
 from posttrainllm.settings import Section, Setting, describe, did_you_mean, show
@@ -20,10 +21,21 @@ MAX_POSITIONS = 2**31 - 1  # token positions are int32 on every engine
 
 
 class OptimizerConfig(Section):
-    """AdamW and the gradient clip."""
+    """AdamW, or Muon for the matrices of the blocks, and the gradient clip."""
 
     section: ClassVar[str] = "optimizer"
 
+    kind: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="adamw for everything, or muon for the blocks' matrices and adamw for the "
+        "rest; muon on engine torch only",
+    )
+    momentum: float = Field(
+        default=0.95,
+        ge=0.0,
+        le=0.99999,
+        description="share of its running sum of gradients that a muon step keeps",
+    )
     beta1: float = Field(
         default=0.9,
         ge=0.0,
@@ -214,34 +226,6 @@ class SamplingConfig(Section):
     )
 
 
-class EngineConfig(Section):
-    """What runs the program."""
-
-    section: ClassVar[str] = "engine"
-
-    name: Literal["auto", "numpy", "cpp", "wasm", "webgpu", "torch"] = Field(
-        default="cpp", description="engine; auto is cpp, which runs everywhere"
-    )
-    threads: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="threads of cpp and torch; 0 is all that this process may use",
-    )
-    cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
-        default="", description="build of the C++ kernels; empty takes the best one here"
-    )
-    fuse: bool = Field(
-        default=True,
-        description="run programs with the fused ops that the engine has; false runs them as written",
-    )
-    adapter: str = Field(
-        default="",
-        max_length=200,
-        description="part of the name of the GPU that webgpu uses; empty takes the best one here",
-    )
-
-
 class TrainConfig(Section):
     """Everything a run depends on; ``config.load_config`` builds it.
 
@@ -275,12 +259,7 @@ class TrainConfig(Section):
                 f"schedule.warmup_steps {warmup} is longer than the run, training.steps {steps}",
                 "a tenth of the steps or less is usual",
             )
-        if self.model.dropout > 0 and self.engine.name != "torch":
-            raise ConfigError(
-                f"engine {self.engine.name} has no dropout, and model.dropout is "
-                f"{self.model.dropout}",
-                "use --engine torch or set model.dropout=0",
-            )
+        check_abilities(self.engine, self.model.dropout, self.optimizer.kind)
         rows, context = self.data.batch_size, self.model.n_ctx
         if rows * context > MAX_POSITIONS:
             raise ConfigError(

@@ -1,0 +1,87 @@
+"""The section ``engine`` of a configuration, and what only some engines can do.
+
+What this is: which engine runs, on what and how exactly; and ``check_abilities``, which refuses a
+setting that the chosen engine has no use for, by name, before anything runs.
+What this is not: the engines, or the choice between devices (``training/engine_choice.py``,
+``pytorch/choices.py``). ``sections.py`` holds the other sections.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from posttrainllm.errors import ConfigError
+from posttrainllm.settings import Section
+
+
+class EngineConfig(Section):
+    """What runs the program."""
+
+    section: ClassVar[str] = "engine"
+
+    name: Literal["auto", "numpy", "cpp", "wasm", "webgpu", "torch"] = Field(
+        default="cpp", description="engine; auto is cpp, which runs everywhere"
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="threads of cpp and torch; 0 is all that this process may use",
+    )
+    cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
+        default="", description="build of the C++ kernels; empty takes the best one here"
+    )
+    fuse: bool = Field(
+        default=True,
+        description="run programs with the fused ops that the engine has; false runs them as written",
+    )
+    adapter: str = Field(
+        default="",
+        max_length=200,
+        description="part of the name of the GPU that webgpu uses; empty takes the best one here",
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="where torch computes; auto is CUDA, else MPS, else the CPU"
+    )
+    precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
+        default="auto",
+        description="arithmetic of torch's training steps; weights and moments are float32 "
+        "always; auto is bf16 on a CUDA card that has it, else float32",
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="torch.compile for torch's training steps; auto compiles on CUDA when the "
+        "run is long enough to win the time back",
+    )
+
+
+def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> None:
+    """Refuse what the chosen engine cannot do or would not look at.
+
+    Raises: ConfigError, naming the setting and what to do.
+    """
+    if engine.name == "torch":
+        return
+    if dropout > 0:
+        raise ConfigError(
+            f"engine {engine.name} has no dropout, and model.dropout is {dropout}",
+            "use --engine torch or set model.dropout=0",
+        )
+    if optimizer != "adamw":
+        raise ConfigError(
+            f"engine {engine.name} has no optimizer {optimizer}",
+            "use --engine torch or set optimizer.kind=adamw",
+        )
+    if engine.precision not in ("auto", "float32"):
+        raise ConfigError(
+            f"engine {engine.name} computes in float32, and engine.precision is {engine.precision}",
+            "use --engine torch or leave engine.precision out",
+        )
+    for key, value in (("device", engine.device), ("compile", engine.compile)):
+        if value != "auto":
+            raise ConfigError(
+                f"engine.{key} is {value}, which engine {engine.name} does not look at",
+                f"use --engine torch or leave engine.{key} out",
+            )
