@@ -278,7 +278,9 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
 FREE = [key for key in SETTINGS if key not in {
     "model.n_layer", "model.n_head", "model.n_embd", "model.n_ctx", "model.n_vocab",
     "model.dropout", "schedule.warmup_steps", "data.batch_size", "training.steps",
+    "optimizer.kind", "engine.device", "engine.precision", "engine.compile",
 }]  # fmt: skip
+TORCH_ALONE = ["optimizer.kind", "engine.device", "engine.precision", "engine.compile"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -289,6 +291,7 @@ def test_toml_round_trip_is_exact(data: st.DataObject, preset: str) -> None:
     flags |= data.draw(st.sampled_from([{}, {"training.steps": 7}, {"model.n_ctx": 77}]))
     if flags.get("engine.name") == "torch":
         flags["model.dropout"] = data.draw(st.floats(0, 0.9))
+        flags |= {key: data.draw(values_of(key), label=key) for key in TORCH_ALONE}
     before = load_config(preset, flags=flags)
     text = to_toml(before)
     after = from_toml(text)
