@@ -263,8 +263,8 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 def values_of(key: str) -> st.SearchStrategy[Any]:
     """Draw a value that the setting accepts."""
     one = SETTINGS[key]
-    if one.kind == "choice":
-        return st.sampled_from(one.choices)
+    if one.kind == "choice":  # float16 is webgpu's, and drawn by hand
+        return st.sampled_from([choice for choice in one.choices if choice != "float16"])
     if one.kind == "integer":
         assert one.low is not None
         assert one.high is not None

@@ -45,10 +45,11 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         default="auto", description="where torch computes; auto is CUDA, else MPS, else the CPU"
     )
-    precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bf16", "float16"] = Field(
         default="auto",
-        description="arithmetic of torch's training steps; weights and moments are float32 "
-        "always; auto is bf16 on a CUDA card that has it, else float32",
+        description="arithmetic of training steps; weights and moments are float32 always. torch: "
+        "auto is bf16 on a CUDA card that has it, else float32. webgpu: float32, or float16 for "
+        "forward products",
     )
     compile: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -62,6 +63,11 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
 
     Raises: ConfigError, naming the setting and what to do.
     """
+    if engine.precision == "float16" and engine.name != "webgpu":
+        raise ConfigError(
+            f"engine {engine.name} has no float16, and engine.precision asks for it",
+            "use bf16 with --engine torch, or --engine webgpu",
+        )
     if engine.name == "torch":
         return
     if dropout > 0:
@@ -74,7 +80,7 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
             f"engine {engine.name} has no optimizer {optimizer}",
             "use --engine torch or set optimizer.kind=adamw",
         )
-    if engine.precision not in ("auto", "float32"):
+    if engine.precision not in ("auto", "float32", "float16"):
         raise ConfigError(
             f"engine {engine.name} computes in float32, and engine.precision is {engine.precision}",
             "use --engine torch or leave engine.precision out",

@@ -188,12 +188,17 @@ def _program_engine(
         return WasmEngine(fused(WasmEngine), dims)
     if name == "webgpu":
         from posttrainllm.engines.webgpu.engine import WebGpuEngine
-        from posttrainllm.training.selfcheck import checked_adapter
+        from posttrainllm.training.selfcheck import check_half, checked_adapter
 
         choices = (before or {}).get("choices")
         preferred = json.loads(choices) if choices else None
         adapter = checked_adapter(engine.adapter)
-        return WebGpuEngine(fused(WebGpuEngine), dims, adapter=adapter, preferred=preferred)
+        half = engine.precision == "float16"
+        if half:
+            check_half(adapter)
+        return WebGpuEngine(
+            fused(WebGpuEngine), dims, adapter=adapter, preferred=preferred, half=half
+        )
     from posttrainllm.engines.cpp_engine import CppEngine
 
     return CppEngine(fused(CppEngine), dims, threads=engine.threads, build=engine.cpp_build)

@@ -8,6 +8,8 @@ What this is not: a test of the kernels (``tests/test_webgpu_ops.py``), or of a 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ from posttrainllm.model import training_programs
 
 STEPS = 10
 LIMIT = 1e-4  # relative, of losses; gradient norms may be off by ten times as much
+HALF_STEPS = 50
+HALF_LIMIT = 1e-3  # of losses in half precision, against float32 on the same adapter
+
+Losses = list[tuple[float, float]]  # with gradient norms, step by step
 
 
 def checked_adapter(wanted: str = "") -> str:
@@ -49,34 +55,67 @@ def checked_adapter(wanted: str = "") -> str:
 def self_check(adapter: Any) -> str:
     """What is wrong with an adapter's numbers, or nothing; computed once for each driver and version of the kernels."""
     path = cache_folder() / f"check-{kernels_digest(describe(adapter))}.json"
+    name = str(adapter.info["device"])
+    return _remembered(path, lambda: _compare(name), describe(adapter))
+
+
+def _remembered(path: Path, compare: Callable[[], str], device: dict[str, str | int]) -> str:
+    """The outcome of a comparison, from its file or into it; a file that cannot be read or written is no file."""
     try:
         return str(json.loads(path.read_text("utf-8"))["failure"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    reason = _compare(str(adapter.info["device"]))
+    failure = compare()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"device": describe(adapter), "steps": STEPS, "failure": reason}
-        path.write_text(json.dumps(content), "utf-8")
+        path.write_text(json.dumps({"device": device, "failure": failure}), "utf-8")
     except OSError:
         pass
-    return reason
+    return failure
+
+
+def check_half(name: str) -> None:
+    """Let an adapter compute in half precision only when its losses stay beside those of float32.
+
+    Raises: EngineError when they do not, or when the adapter has no half precision.
+    """
+    adapter = choose_adapter(name)
+    path = cache_folder() / f"half-{kernels_digest(describe(adapter))}.json"
+    failure = _remembered(path, lambda: _compare_half(name), describe(adapter))
+    if failure:
+        raise EngineError(
+            f"half precision on {name!r} is too far from float32: {failure}",
+            "leave engine.precision out",
+        )
+
+
+def _compare_half(name: str) -> str:
+    programs, dims = _small_programs()
+    ours, theirs = (
+        _train(WebGpuEngine(programs, dims, adapter=name, tuned=False, half=half), HALF_STEPS)
+        for half in (True, False)
+    )
+    return _first_difference(ours, theirs, HALF_LIMIT)
+
+
+def _small_programs() -> Any:
+    config = load_config("tiny")
+    return training_programs(config.model, config.optimizer, config.data.batch_size)
 
 
 def _compare(name: str) -> str:
-    config = load_config("tiny")
-    programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
-    gpu = WebGpuEngine(programs, dims, adapter=name, tuned=False)
-    try:
-        ours = _train(gpu)
-    finally:
-        gpu.close()
-    theirs = _train(_reference(programs, dims))
+    programs, dims = _small_programs()
+    ours = _train(WebGpuEngine(programs, dims, adapter=name, tuned=False))
+    return _first_difference(ours, _train(_reference(programs, dims)), LIMIT)
+
+
+def _first_difference(ours: Losses, theirs: Losses, limit: float) -> str:
+    """What is wrong with losses and gradient norms, or nothing."""
     for step, (got, want) in enumerate(zip(ours, theirs, strict=True), 1):
-        for what, value, reference, limit in zip(
-            ("loss", "gradient norm"), got, want, (LIMIT, 10 * LIMIT), strict=True
+        for what, value, reference, allowed in zip(
+            ("loss", "gradient norm"), got, want, (limit, 10 * limit), strict=True
         ):
-            if not abs(value - reference) <= limit * abs(reference):
+            if not abs(value - reference) <= allowed * abs(reference):
                 return f"the {what} of step {step} is {value:.6g}, and should be {reference:.6g}"
     return ""
 
@@ -92,8 +131,15 @@ def _reference(programs: Any, dims: Any) -> ProgramEngine:
         return NumpyEngine(programs, dims)
 
 
-def _train(engine: ProgramEngine) -> list[tuple[float, float]]:
-    """Losses and gradient norms of a few steps on made-up text, from made-up weights."""
+def _train(engine: ProgramEngine, steps: int = STEPS) -> Losses:
+    """Losses and gradient norms of a few steps on made-up text, from made-up weights; closes the engine."""
+    try:
+        return _steps(engine, steps)
+    finally:
+        engine.close()
+
+
+def _steps(engine: ProgramEngine, steps: int) -> Losses:
     config = load_config("tiny")
     shape = (config.data.batch_size, config.model.n_ctx)
     random = np.random.default_rng(1)
@@ -104,13 +150,11 @@ def _train(engine: ProgramEngine) -> list[tuple[float, float]]:
             for name, (_, place) in engine.plan.layout.items()
         }
     )
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         ids = random.integers(0, 64, (shape[0], shape[1] + 1)).astype(np.int32)
         batch = Batch(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:]))
         engine.gradients(batch, inv_count=1.0 / batch.tokens.size, first=True)
         optimizer = config.optimizer
         corrections = bias_corrections(step, optimizer.beta1, optimizer.beta2)
         engine.update(StepScalars(1e-3, *corrections))
-    found = [(result.loss, result.grad_norm) for result in engine.results()]
-    engine.close()
-    return found
+    return [(result.loss, result.grad_norm) for result in engine.results()]

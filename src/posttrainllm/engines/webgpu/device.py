@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
-from posttrainllm.engines.webgpu.dispatch import Dispatch, Limits
+from posttrainllm.engines.webgpu.dispatch import Dispatch, Limits, extensions
 from posttrainllm.engines.webgpu.native import unchecked_module
 from posttrainllm.errors import EngineError
 
@@ -27,6 +27,7 @@ WANTED_LIMITS = (
     "max-compute-invocations-per-workgroup",
     "max-compute-workgroup-size-x",
 )
+UNDECLARED = ("subgroups",)  # extensions whose functions naga has and whose name it does not know
 NEEDED_LIMITS = {  # what every WebGPU adapter offers, by the standard
     "max-storage-buffers-per-shader-stage": 8,
     "max-storage-buffer-binding-size": 2**27,
@@ -98,10 +99,10 @@ def choose_adapter(wanted: str = "") -> Any:
 class GpuDevice:
     """A device with the limits that its adapter has, and all that is made on it."""
 
-    def __init__(self, adapter: Any, *, checked: bool = False) -> None:
-        """Open the device; ``checked`` shaders have the run-time checks that a browser gives them.
+    def __init__(self, adapter: Any, *, checked: bool = False, half: bool = False) -> None:
+        """Open the device; ``checked`` shaders have the run-time checks that a browser gives them, ``half`` allows kernels in f16.
 
-        Raises: EngineError when the driver refuses.
+        Raises: EngineError when the driver refuses, or has no f16 and is asked for it.
         """
         self.wgpu = _wgpu()
         self.adapter = adapter
@@ -115,6 +116,11 @@ class GpuDevice:
                     f"the adapter {self.name!r} allows {adapter.limits[name]:,} for {name}, and the kernels need {least:,}",
                     "choose another adapter with --adapter, or use --engine cpp",
                 )
+        if half and "shader-f16" not in features:
+            raise EngineError(
+                f"the adapter {self.name!r} has no half precision (shader-f16)",
+                "leave engine.precision out",
+            )
         limits = {name: adapter.limits[name] for name in WANTED_LIMITS}
         try:
             self.device = adapter.request_device_sync(
@@ -132,6 +138,7 @@ class GpuDevice:
             invocations=int(have["max-compute-invocations-per-workgroup"]),
             subgroups=int("subgroup" in features),
             binding_bytes=self.binding_bytes,
+            half=int(half),
         )
         self._modules: dict[str, Any] = {}
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
@@ -218,6 +225,8 @@ class GpuDevice:
     def _module(self, file: str) -> Any:
         if file not in self._modules:
             source = files("posttrainllm.kernels").joinpath(f"wgsl/{file}.wgsl").read_text("utf-8")
+            needed = [name for name in extensions(file) if name not in UNDECLARED]
+            source = "".join(f"enable {name};\n" for name in needed) + source
             if self.checked:
                 self._modules[file] = self.device.create_shader_module(label=file, code=source)
             else:

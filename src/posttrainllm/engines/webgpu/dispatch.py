@@ -93,6 +93,7 @@ class Limits:
     invocations: int = 256
     subgroups: int = 0  # 1 where the feature is there
     binding_bytes: int = 134_217_728
+    half: int = 0  # 1 where half precision was asked for, and is there
 
     def names(self) -> dict[str, int]:
         """As names for expressions."""
@@ -101,6 +102,7 @@ class Limits:
             "invocations": self.invocations,
             "subgroups": self.subgroups,
             "binding_bytes": self.binding_bytes,
+            "half": self.half,
         }
 
 
@@ -110,6 +112,12 @@ def _read_table() -> dict[str, Any]:
     if table["format"] != FORMAT:
         raise EngineError(f"dispatch.json has format {table['format']}, not {FORMAT}")
     return table
+
+
+@functools.cache
+def extensions(file: str) -> tuple[str, ...]:
+    """The WGSL extensions that a file of kernels needs."""
+    return tuple(_read_table()["enables"].get(file, ()))
 
 
 def table_ops() -> frozenset[str]:

@@ -44,16 +44,17 @@ class WebGpuEngine(ProgramEngine):
         adapter: str = "",
         preferred: Mapping[str, str] | None = None,
         tuned: bool | None = None,
+        half: bool = False,
     ) -> None:
         """Plan the programs, open the device and take the memory.
 
         ``preferred`` names variants of kernels by op; without it, they are measured at the first step where the adapter allows it, unless
-        ``tuned`` is False.
+        ``tuned`` is False. ``half`` computes forward products in f16 (``linear_half.wgsl``); those are not measured against the others.
         """
         super().__init__(programs, dims)
-        self.device = GpuDevice(choose_adapter(adapter))
+        self.device = GpuDevice(choose_adapter(adapter), half=half)
         self.memory = GpuMemory(self.plan, self.device)
-        measurable = self.device.timestamps and not self.device.software
+        measurable = self.device.timestamps and not self.device.software and not half
         self._tunes = preferred is None and (measurable if tuned is None else tuned)
         self._choices = Choices(self.device) if self._tunes else None
         known = self._choices.held if self._choices else preferred
@@ -75,8 +76,13 @@ class WebGpuEngine(ProgramEngine):
     def info(self) -> dict[str, str | int]:
         """Adapter, driver, backend and version of wgpu, the kernels by their hash, and which of them run."""
         choices = json.dumps(self.recorder.table.preferred, sort_keys=True)
-        kernels = wgsl_digest()
-        return {"engine": self.name, **self.device.info, "kernels": kernels, "choices": choices}
+        return {
+            "engine": self.name,
+            **self.device.info,
+            "precision": "float16" if self.device.limits.half else "float32",
+            "kernels": wgsl_digest(),
+            "choices": choices,
+        }
 
     @property
     def nbytes(self) -> int:
