@@ -16,7 +16,8 @@ from posttrainllm.storage import default_cache_dir
 from posttrainllm.text import cache as textcache
 from posttrainllm.text import corpus as corpus_module
 from posttrainllm.text.cache import encodable_pieces
-from posttrainllm.text.tokenizer import ByteTokenizer, byte_characters, load
+from posttrainllm.text.tokenizer import ByteTokenizer, byte_characters
+from posttrainllm.text.tokenizer_files import load
 from text_fixtures import TEXT, refusal, whole
 
 pytest_plugins = ("text_fixtures",)

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
+from posttrainllm.text.bpe import BPETokenizer
 from posttrainllm.text.tokenizer import (
-    BPETokenizer,
     ByteTokenizer,
     StreamDecoder,
     byte_characters,
-    load,
     to_bytes,
 )
+from posttrainllm.text.tokenizer_files import load
 
 TORTURE = [
     "",
@@ -265,9 +265,14 @@ def test_a_tokenizer_with_other_ids_is_not_taken_for_bytes(
         (b"[]", "model.type is None, wanted 'BPE'"),
         (b"null", "model.type is None, wanted 'BPE'"),
         (b'{"model": {"type": "WordPiece"}}', "model.type is 'WordPiece', wanted 'BPE'"),
-        (b'{"model": {"type": "BPE"}}', "is not a tokenizer"),
+        (b'{"model": {"type": "BPE"}}', "model.vocab is None"),
         (
-            json.dumps({"model": {"type": "BPE", "vocab": {"\u2581a": 0}, "merges": []}}).encode(),
+            json.dumps(
+                {
+                    "model": {"type": "BPE", "vocab": {"\u2581a": 0}, "merges": []},
+                    "pre_tokenizer": {"type": "ByteLevel"},
+                }
+            ).encode(),
             "is not made of byte characters",
         ),
     ],

@@ -1,13 +1,14 @@
-"""Text to token ids and back: bytes by default, byte-level BPE when a model comes with one.
+"""Text to token ids and back: what a tokenizer is, and the byte tokenizer, which is the default.
 
 The byte tokenizer has no training and no files of its own: token ``i`` is the byte ``i`` of the
 text's UTF-8 form. So every text has ids, every sequence of ids has a text, and sizes, limits and
 splits are all counted in bytes. What it saves beside a checkpoint is a stock Hugging Face tokenizer
 with the same ids, so that ``transformers.AutoTokenizer`` reads the folder.
 
-A tokenizer is anything with the members of ``Tokenizer``; ``load`` returns the one that a folder
-holds. Decoding is always "join the tokens' bytes, then read them as UTF-8", which is what lets
-``StreamDecoder`` print token by token without ever showing half a character.
+A tokenizer is anything with the members of ``Tokenizer``; the other one is ``bpe.py``, and
+``tokenizer_files.py`` finds the one that a folder holds. Decoding is always "join the tokens' bytes,
+then read them as UTF-8", which is what lets ``StreamDecoder`` print token by token without ever
+showing half a character.
 
 Read text/corpus.py next.
 """
@@ -15,18 +16,16 @@ Read text/corpus.py next.
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrainllm.errors import CheckpointError, PosttrainError
+from posttrainllm.errors import PosttrainError
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -104,7 +103,7 @@ class ByteTokenizer:
 
         Raises: PosttrainError for an id outside 0..255.
         """
-        _check_range(token, 256)
+        check_range(token, 256)
         return bytes((token,))
 
     def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
@@ -114,91 +113,13 @@ class ByteTokenizer:
         """
         tokens = ids.tolist() if isinstance(ids, np.ndarray) else [int(token) for token in ids]
         for token in (min(tokens, default=0), max(tokens, default=0)):
-            _check_range(token, 256)
+            check_range(token, 256)
         return bytes(tokens).decode("utf-8", "replace")
 
     def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
         """Write the two files of a tokenizer that stock transformers reads without a warning."""
-        _write_json(folder / TOKENIZER_FILE, _byte_level_description())
-        _write_json(folder / CONFIG_FILE, _tokenizer_config(n_ctx))
-
-
-class BPETokenizer:
-    """A byte-level BPE vocabulary such as GPT-2's, run by the tokenizers library."""
-
-    def __init__(self, description: str) -> None:
-        """Read the text of a ``tokenizer.json``.
-
-        Raises: CheckpointError when it does not parse, or is not byte-level: the tokens of other
-        kinds have no bytes that could be joined.
-        """
-        try:
-            import tokenizers
-        except ImportError:
-            raise CheckpointError(
-                f"this {TOKENIZER_FILE} is BPE, and the tokenizers library is not installed",
-                "pip install tokenizers",
-            ) from None
-        try:
-            self._bpe = tokenizers.Tokenizer.from_str(description)
-        except Exception as error:  # the library raises the bare class
-            raise CheckpointError(f"{TOKENIZER_FILE} is not a tokenizer: {error}") from None
-        self._description = description
-        self._bytes = self._bytes_of_tokens()
-
-    def _bytes_of_tokens(self) -> list[bytes]:
-        """Return the bytes of each id; an id that no token has stands for none."""
-        vocabulary = self._bpe.get_vocab(with_added_tokens=True)
-        added = {token.content for token in self._bpe.get_added_tokens_decoder().values()}
-        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, index in vocabulary.items():
-            if token in added:
-                table[index] = to_bytes(token)
-                continue
-            try:
-                table[index] = bytes(byte_of[character] for character in token)
-            except KeyError:
-                raise CheckpointError(
-                    f"{TOKENIZER_FILE}: token {index}, {token!r}, is not made of byte characters",
-                    "only byte tokenizers and byte-level BPE (GPT-2's kind) can be used",
-                ) from None
-        return table
-
-    @property
-    def n_vocab(self) -> int:
-        """Largest id plus one."""
-        return len(self._bytes)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of tokenizer.json."""
-        return hashlib.sha256(self._description.encode()).hexdigest()[:16]
-
-    def encode(self, text: str | bytes) -> Ids:
-        """Return the ids (n,) of a text, nothing added; what is no UTF-8 is read as U+FFFD."""
-        clean = to_bytes(text).decode("utf-8", "replace")
-        return np.array(self._bpe.encode(clean, add_special_tokens=False).ids, np.int32)
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one id.
-
-        Raises: PosttrainError for an id outside the vocabulary.
-        """
-        _check_range(token, len(self._bytes))
-        return self._bytes[token]
-
-    def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
-        """Return the text of ids, special tokens included; what is no UTF-8 is shown as U+FFFD.
-
-        Raises: PosttrainError for an id outside the vocabulary.
-        """
-        return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
-
-    def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
-        """Write the tokenizer.json that was read, unchanged, and a tokenizer_config.json."""
-        (folder / TOKENIZER_FILE).write_bytes(self._description.encode())
-        _write_json(folder / CONFIG_FILE, _tokenizer_config(n_ctx))
+        write_json(folder / TOKENIZER_FILE, _byte_level_description())
+        write_json(folder / CONFIG_FILE, tokenizer_config(n_ctx))
 
 
 class StreamDecoder:
@@ -221,44 +142,8 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-def load(folder: Path) -> Tokenizer:
-    """Return the tokenizer that a model folder holds.
-
-    Raises: CheckpointError when tokenizer.json is missing, damaged or of a kind that cannot be
-    used.
-    """
-    path = folder / TOKENIZER_FILE
-    try:
-        text = path.read_bytes().decode("utf-8")
-        description = json.loads(text)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder} has no {TOKENIZER_FILE}",
-            "give a checkpoint folder, such as runs/NAME/checkpoints/step-000500",
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is not valid JSON: {error}",
-            "the file is damaged: take another checkpoint, or export the model again",
-        ) from None
-    if _is_byte_level(description):
-        return ByteTokenizer()
-    model = description.get("model") if isinstance(description, dict) else None
-    kind = model.get("type") if isinstance(model, dict) else None
-    if kind != "BPE":
-        raise CheckpointError(
-            f"{path}: model.type is {kind!r}, wanted 'BPE'",
-            "only byte tokenizers and byte-level BPE (GPT-2's kind) can be used",
-        )
-    try:
-        return BPETokenizer(text)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error.message}", error.hint) from None
-
-
-def _check_range(token: int, n_vocab: int) -> None:
+def check_range(token: int, n_vocab: int) -> None:
+    """Refuse an id that is outside of the vocabulary, with PosttrainError."""
     if not 0 <= token < n_vocab:
         raise PosttrainError(f"token {token} is outside the vocabulary 0..{n_vocab - 1}")
 
@@ -299,7 +184,7 @@ def _byte_level_description() -> dict[str, Any]:
     }
 
 
-def _is_byte_level(description: object) -> bool:
+def is_byte_level(description: object) -> bool:
     """Tell whether a tokenizer.json gives byte values, in whatever form a library wrote it again.
 
     Only what decides ids is compared: not the decoder, nor the truncation and padding that
@@ -315,7 +200,7 @@ def _is_byte_level(description: object) -> bool:
     return same and {**pre_tokenizer, "trim_offsets": True} == ours["pre_tokenizer"]
 
 
-def _tokenizer_config(n_ctx: int | None) -> dict[str, Any]:
+def tokenizer_config(n_ctx: int | None) -> dict[str, Any]:
     """Return a tokenizer_config.json in which no special token is left for a library to invent."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -328,5 +213,6 @@ def _tokenizer_config(n_ctx: int | None) -> dict[str, Any]:
     return config if n_ctx is None else {**config, "model_max_length": n_ctx}
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as the other files of a model folder are written."""
     path.write_bytes((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))

@@ -32,7 +32,7 @@ from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.files import STANDARD_INPUT
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
-from posttrainllm.text.tokenizer import load as load_tokenizer
+from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.engine_choice import inference_engine
 from posttrainllm.training.evaluate import Evaluation, evaluate
 from posttrainllm.training.generate import write_text

@@ -1,0 +1,152 @@
+"""Which tokenizer a model folder holds: bytes, a tokenizer.json, or GPT-2's older pair of files.
+
+    tokenizer.json                 the form of the tokenizers library; goes before the others
+    vocab.json and merges.txt      {token: id}, and one pair to merge a line, the first merged first;
+                                   beside them perhaps added_tokens.json, {token: id}
+
+Read next: ``bpe.py``, which says what may stand in them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from posttrainllm.errors import CheckpointError
+from posttrainllm.settings import show
+from posttrainllm.storage import show_bytes
+from posttrainllm.text.bpe import END_OF_TEXT, ONLY_THESE, BPETokenizer
+from posttrainllm.text.tokenizer import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    ByteTokenizer,
+    Tokenizer,
+    is_byte_level,
+)
+
+VOCABULARY_FILE = "vocab.json"
+MERGES_FILE = "merges.txt"
+ADDED_FILE = "added_tokens.json"
+
+FILES = (TOKENIZER_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE, ADDED_FILE)
+
+MAX_BYTES = 64 * 2**20  # GPT-2's has 2 or 4 MB
+DAMAGED = "the file is damaged: take another checkpoint, or export the model again"
+
+
+def load(folder: Path, n_vocab: int | None = None) -> Tokenizer:
+    """Return the tokenizer that a model folder holds.
+
+    ``n_vocab`` is the vocabulary of the model beside it. A larger one than the tokenizer's is taken
+    for padding; a smaller one is refused, as ids of a text would reach beyond it.
+
+    Raises: CheckpointError when there is none, or it is damaged, or of a kind that cannot be used.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.exists() and (folder / VOCABULARY_FILE).exists():
+        text = json.dumps(_from_pair(folder), ensure_ascii=False)
+    else:
+        text = _read(path)
+    description = _parse(text, path)
+    if is_byte_level(description):
+        if n_vocab is not None and n_vocab != ByteTokenizer.n_vocab:
+            raise CheckpointError(
+                f"{path} is the byte tokenizer, of {ByteTokenizer.n_vocab} tokens, and the model has "
+                f"a vocabulary of {n_vocab:,}",
+                "copy the model's own tokenizer into the folder",
+            )
+        return ByteTokenizer()
+    try:
+        return BPETokenizer(text, n_vocab)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error.message}", error.hint) from None
+
+
+def _from_pair(folder: Path) -> dict[str, Any]:
+    """Describe the tokenizer of vocab.json and merges.txt as a tokenizer.json would."""
+    vocabulary = _object(folder / VOCABULARY_FILE)
+    lines = _read(folder / MERGES_FILE).split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    merges = [line.rstrip("\r") for line in lines if line.strip()]
+    added = {END_OF_TEXT: vocabulary[END_OF_TEXT]} if END_OF_TEXT in vocabulary else {}
+    if (folder / ADDED_FILE).exists():
+        added |= _object(folder / ADDED_FILE)
+    for content, index in added.items():
+        if type(index) is not int:
+            raise CheckpointError(
+                f"{folder}: the id of {show(content)} is {show(index)}, wanted a whole number",
+                ONLY_THESE,
+            )
+    settings = _object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else {}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": settings.get("add_prefix_space") is True,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": index, "content": content, **flags, "special": True}
+            for content, index in sorted(added.items(), key=lambda item: item[1])
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
+
+
+def _object(path: Path) -> dict[str, Any]:
+    document = _parse(_read(path), path)
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {show(document)}", DAMAGED)
+    return document
+
+
+def _parse(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not valid JSON: {line}", DAMAGED) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}",
+            "copy the model's tokenizer into the folder: tokenizer.json, or vocab.json and merges.txt",
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > MAX_BYTES:
+        raise CheckpointError(
+            f"{path} is larger than {show_bytes(MAX_BYTES)}, too large for its kind", DAMAGED
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON: byte {error.start} is not UTF-8", DAMAGED
+        ) from None
