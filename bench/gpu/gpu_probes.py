@@ -61,7 +61,8 @@ def tune(presets: list[str]) -> dict[str, Any]:
 
 def products(checked: bool, sizes: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    device = GpuDevice(choose_adapter(), checked=checked)
+    adapter = choose_adapter()
+    device = GpuDevice(adapter, checked=checked, half="shader-f16" in adapter.features)
     for size in sizes:
         regions = {n: Region(n, "f32", size * size) for n in ("a", "b", "c")}
         regions["in.scalars"] = Region("in.scalars", "f32", 64)

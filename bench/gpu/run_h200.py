@@ -11,6 +11,7 @@ attention  time and memory by length
 profile    GPU time of a step, dispatch by dispatch
 tune       GPU time of every variant of every call of a step
 products   matrix products alone, with and without the run-time checks of a browser
+variants   what subgroups and half precision gain inside a step
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_probes
+import gpu_variants
 import numpy as np
 from gpu_common import batches, engine, fast_parameters, reference, train
 
@@ -352,6 +354,9 @@ def main() -> None:
             "unchecked": gpu_probes.products(False, sizes),
             "checked": gpu_probes.products(True, sizes),
         },
+        "variants": lambda: gpu_variants.variants(
+            chosen or ["small", "medium", "large", "xl", "huge"]
+        ),
     }
     results: dict[str, Any] = {}
     for part in GIVEN.parts.split(","):
