@@ -48,7 +48,7 @@ TABLE = {
     "pytorch": Row(("pytorch",), ("config", "control", "engines", "machine", "errors")),
     "text": Row(("text",), ("config", "machine", "errors")),
     "files": Row(
-        ("formats", "runs"),
+        ("formats", "runs", "gallery"),
         ("config", "program", "text", "machine", "errors"),
     ),
     "training": Row(("training",), (ABOVE,)),

@@ -22,13 +22,14 @@ from posttrainllm.config import (
     SamplingConfig,
     TrainConfig,
     given_settings,
-    load_config,
 )
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
+from posttrainllm.training.models import Model, open_model
 from posttrainllm.training.observer import Observer
-from posttrainllm.training.session import Model, new_trainer, open_model, resumed_trainer
+from posttrainllm.training.session import new_trainer, resumed_trainer
+from posttrainllm.training.starting import load_settings
 
 RUNS_DIR = "runs"
 
@@ -83,12 +84,14 @@ class Run:
         top_p: float | None = None,
         seed: int = 1,
         stop: Sequence[str] = (),
+        repetition_penalty: float | None = None,
     ) -> str:
         """Continue a prompt; what is not given is as in the run's configuration. Returns the new text alone."""
         given = {
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
             "max_tokens": max_tokens,
         }
         base = self.config.sampling.model_dump()
@@ -102,6 +105,7 @@ def train(
     corpus: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
     preset: str | None = None,
+    start_from: str | None = None,
     engine: str | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -112,18 +116,20 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
-    ``corpus`` is a text file or several (default: TinyShakespeare). Every other setting can be given by its name: ``learning_rate=1e-3``,
-    ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``. Nothing is printed; ``observer`` watches along
-    (``posttrainllm.training.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
+    ``corpus`` is a text file or several (default: TinyShakespeare). ``start_from`` is a model whose weights training starts from: one of
+    the gallery ("shakespeare"), a run or a folder; its sizes are then the run's. Every other setting can be given by its name:
+    ``learning_rate=1e-3``, ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``. Nothing is printed;
+    ``observer`` watches along (``posttrainllm.training.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
 
     Raises: PosttrainError, in one line with the next action.
     """
     flags = _by_section(settings)
     flags |= {"engine.name": engine, "training.steps": steps, "training.seed": seed}
+    flags["training.start_from"] = start_from
     if corpus is not None:
         paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
         flags["data.corpus"] = [os.fspath(path) for path in paths]
-    config = load_config(preset, flags=flags)
+    config = load_settings(preset, flags=flags, runs_dir=Path(runs_dir))
     trainer = new_trainer(config, runs_dir=Path(runs_dir), name=name, observer=observer)
     return Run(trainer.train().run)
 
@@ -178,7 +184,10 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
 def load(
     name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str | None = None
 ) -> Model:
-    """Load a run's newest checkpoint, or a Hugging Face GPT-2 folder, to write with it; ``engine`` is the run's unless it is given."""
+    """Load a model to write with it: of the gallery ("shakespeare"), a run's newest checkpoint, or a Hugging Face GPT-2 folder.
+
+    ``engine`` is the one it was trained on unless it is given.
+    """
     chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
     return open_model(name, runs_dir=Path(runs_dir), engine=chosen)
 

@@ -21,6 +21,7 @@ from posttrainllm.cli.corpus import corpus
 from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.failures import exit_code
 from posttrainllm.cli.generate import generate
+from posttrainllm.cli.models import models
 from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
@@ -58,6 +59,7 @@ app.command(rich_help_panel=EVERYDAY)(train)
 app.command(rich_help_panel=EVERYDAY)(generate)
 app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
 app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
+app.command(rich_help_panel=EVERYDAY)(models)
 app.command(rich_help_panel=EVERYDAY)(presets)
 app.command(rich_help_panel=DATA)(corpus)
 

@@ -11,7 +11,7 @@ import typer
 from posttrainllm.cli.options import AsJson, ModelEngine, ModelName, RunsDir
 
 if TYPE_CHECKING:
-    from posttrainllm.training.session import Measured
+    from posttrainllm.training.models import Measured
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import EngineConfig
-    from posttrainllm.training.session import newest_run, open_model
+    from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posttrainllm.cli.options import ModelEngine, ModelName, RunsDir
+
+if TYPE_CHECKING:
+    from posttrainllm.training.streams import Piece
 
 SAMPLING = "Sampling"
 
@@ -16,9 +21,15 @@ SAMPLING = "Sampling"
 def generate(
     run: ModelName = None,
     prompt: Annotated[
-        str | None,
-        typer.Option(help="Text to go on from; - reads it from standard input."),
+        list[str] | None,
+        typer.Option(
+            help="Text to go on from; - reads it from standard input. Can be repeated: all are written side by side."
+        ),
     ] = None,
+    n: Annotated[
+        int,
+        typer.Option("--n", "-n", min=1, max=1024, help="How many texts from each prompt."),
+    ] = 1,
     max_tokens: Annotated[
         int | None, typer.Option(help="Length of the new text, in tokens.")
     ] = None,
@@ -42,53 +53,114 @@ def generate(
             rich_help_panel=SAMPLING,
         ),
     ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Above 1, tokens among the last ones become less likely.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    repetition_window: Annotated[
+        int | None,
+        typer.Option(help="How many last tokens that looks at.", rich_help_panel=SAMPLING),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Same seed, same text.", rich_help_panel=SAMPLING)
+        int | None,
+        typer.Option(
+            help="Same seed, same text; text k of --n has the seed k - 1 above.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     engine: ModelEngine = None,
     runs_dir: RunsDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a text, on lines of their own.")
+    ] = False,
 ) -> None:
     """Let a model write: go on from a prompt."""
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.cli.failures import STOPPED
-    from posttrainllm.cli.figures import printable
-    from posttrainllm.cli.terminal import is_terminal, say
+    from posttrainllm.cli.terminal import say
     from posttrainllm.config import EngineConfig, SamplingConfig
-    from posttrainllm.training.session import newest_run, open_model
+    from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None
-    model = open_model(run or newest_run(folder), runs_dir=folder, engine=chosen)
+    begun = [_read_input() if text == "-" else text for text in prompt or ["\n"]]
+    prompts = [text for text in begun for _ in range(n)]
+    model = open_model(
+        run or newest_run(folder), runs_dir=folder, engine=chosen, batch=len(prompts)
+    )
     given = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "repetition_window": repetition_window,
         "max_tokens": max_tokens,
     }
     changes = {key: value for key, value in given.items() if value is not None}
     sampling = SamplingConfig.model_validate({**model.sampling.model_dump(), **changes})
-    begun = "\n" if prompt is None else _read_input() if prompt == "-" else prompt
-    show = printable if is_terminal(sys.stdout) else str
     for notice in model.checkpoint.notices:
         say(("notice: ", "yellow"), notice, error=True)
     if run is None:
         say((f"{model.checkpoint.path}", "dim"), error=True)
-    options = {} if seed is None else {"seed": seed}
-    pieces = model.stream(begun, sampling=sampling, stop=stop or (), **options)
-    last = ""
+    seeds = [(1 if seed is None else seed) + number % n for number in range(len(prompts))]
+    pieces = model.stream_all(prompts, sampling=sampling, seeds=seeds, stop=stop or ())
     try:
-        if prompt is not None:
-            say((show(begun), "dim"), end="")
-            last = begun
-        for piece in pieces:
-            sys.stdout.write(show(piece))
-            sys.stdout.flush()
-            last = piece or last
+        if as_json:
+            _print_objects(pieces, prompts, seeds)
+        else:
+            _print_texts(pieces, prompts if prompt else [""] * n, seeds)
     except KeyboardInterrupt:
         say()
         raise typer.Exit(STOPPED) from None
-    if not last.endswith("\n"):
-        say()
+
+
+def _print_texts(pieces: Iterable[Piece], prompts: Sequence[str], seeds: Sequence[int]) -> None:
+    """Show the first text as it is written and the others after it; several get a line of their own above each."""
+    from posttrainllm.cli.figures import printable
+    from posttrainllm.cli.terminal import is_terminal, say
+
+    show = printable if is_terminal(sys.stdout) else str
+    waiting = [""] * len(prompts)
+    ended = [False] * len(prompts)
+    row, last = -1, ""
+
+    def begin(number: int) -> str:
+        if len(prompts) > 1:
+            say((f"--- text {number + 1} of {len(prompts)}, seed {seeds[number]}", "dim"))
+        say((show(prompts[number]), "dim"), end="")
+        return prompts[number]
+
+    def write(text: str) -> str:
+        sys.stdout.write(show(text))
+        sys.stdout.flush()
+        return text
+
+    for piece in pieces:
+        if row < 0:
+            row, last = 0, begin(0)
+        waiting[piece.row] += piece.text
+        ended[piece.row] = piece.last
+        while row < len(prompts):
+            last = write(waiting[row]) or last
+            waiting[row] = ""
+            if not ended[row]:
+                break
+            if not last.endswith("\n"):
+                say()
+            row += 1
+            if row < len(prompts):
+                last = begin(row)
+
+
+def _print_objects(pieces: Iterable[Piece], prompts: Sequence[str], seeds: Sequence[int]) -> None:
+    texts = [""] * len(prompts)
+    for piece in pieces:
+        texts[piece.row] += piece.text
+    for prompt, text, seed in zip(prompts, texts, seeds, strict=True):
+        print(json.dumps({"prompt": prompt, "text": text, "seed": seed}))
 
 
 def _read_input() -> str:

@@ -14,8 +14,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 ModelName = Annotated[
     str | None,
     typer.Argument(
-        metavar="RUN",
-        help="A run, a checkpoint folder or a Hugging Face GPT-2 folder "
+        metavar="MODEL",
+        help="A run, a model of the gallery, a checkpoint folder or a Hugging Face GPT-2 folder "
         "[dim](default: the newest run)[/dim].",
         show_default=False,
     ),

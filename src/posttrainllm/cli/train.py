@@ -25,6 +25,15 @@ def train(
             help="Sizes and schedule: see [bold]posttrainllm presets[/bold].", rich_help_panel=MODEL
         ),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            help="Start from a model's weights: see [bold]posttrainllm models[/bold], or a run.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps.", rich_help_panel=MODEL)
     ] = None,
@@ -110,6 +119,7 @@ def train(
     flags = {
         "data.corpus": corpus or None,
         "training.steps": steps,
+        "training.start_from": start_from,
         "data.batch_size": batch_size,
         "model.n_ctx": n_ctx,
         "schedule.learning_rate": learning_rate,
@@ -146,11 +156,12 @@ def _new(
     display: Watcher,
 ) -> Trainer:
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.config import load_config
     from posttrainllm.training.session import new_trainer
+    from posttrainllm.training.starting import load_settings
 
-    loaded = load_config(file=config, overrides=settings, flags=flags)
-    return new_trainer(loaded, runs_dir=runs_dir or Path(RUNS_DIR), name=name, observer=display)
+    folder = runs_dir or Path(RUNS_DIR)
+    loaded = load_settings(file=config, overrides=settings, flags=flags, runs_dir=folder)
+    return new_trainer(loaded, runs_dir=folder, name=name, observer=display)
 
 
 def _resumed(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -202,11 +202,14 @@ def check_name(name: str) -> None:
         )
 
 
-def resolve_run(name_or_path: str | os.PathLike[str], runs_dir: Path) -> Path:
+def resolve_run(
+    name_or_path: str | os.PathLike[str], runs_dir: Path, bundled: Sequence[str] = ()
+) -> Path:
     """Return the folder that a name (of a run in ``runs_dir``) or a path stands for.
 
     A path may also lead to a checkpoint or to a model folder of transformers; ``read_checkpoint``
     takes them all. A name wins over a folder of the same name in the current directory.
+    ``bundled`` are names of models that are no folders and are known to the caller.
 
     Raises: CheckpointError, with the nearest known name.
     """
@@ -217,10 +220,11 @@ def resolve_run(name_or_path: str | os.PathLike[str], runs_dir: Path) -> Path:
                 return path
     names = _names(runs_dir)
     known = ", ".join(sorted(names)[-10:])
-    raise CheckpointError(
-        f"there is no run {show(text)} in {runs_dir}{did_you_mean(text, names)}",
-        f"runs: {known}" if known else "train one first: posttrainllm train",
-    )
+    hint = f"runs: {known}" if known else "train one first: posttrainllm train"
+    if bundled:
+        hint += f"; models that come along: {', '.join(bundled)}"
+    near = did_you_mean(text, [*names, *bundled])
+    raise CheckpointError(f"there is no run {show(text)} in {runs_dir}{near}", hint)
 
 
 @dataclass(frozen=True)

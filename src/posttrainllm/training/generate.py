@@ -1,8 +1,8 @@
-"""Writing with a model: token by token through the key/value cache, on any engine.
+"""Writing with a model: token by token through the key/value cache, on any engine, one text or several side by side.
 
-What this is: the loop around ``Engine.prefill`` and ``Engine.decode``, the rule for texts longer than the context, stop strings, and
-text that streams without half characters.
-What this is not: the choice of a token, which is ``control.sample``, bit-identical on every host.
+What this is: the loop around ``Engine.prefill`` and ``Engine.decode``, and the rule for texts longer than the context.
+What this is not: the choice of a token, which is ``control.sample``, bit-identical on every host, or text: ``training/streams.py`` makes
+whole characters of tokens and ends at stop strings.
 
 The window rule: positions are learned, so a full cache cannot slide. When n_ctx tokens are in it, the newest n_ctx/2 are kept and read
 again from position 0. Writing without a cache follows the same rule and gives the same tokens.
@@ -10,7 +10,8 @@ again from position 0. Writing without a cache follows the same rule and gives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,115 +19,149 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrainllm.config import SamplingConfig
-from posttrainllm.control import sample
+from posttrainllm.control import penalize, sample
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
-from posttrainllm.text.tokenizer import StreamDecoder, Tokenizer
 
 Logits = NDArray[Any]
-After = Callable[[list[int], bool], Logits]
+Prompt = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Written:
-    """One token that was written, and the probability it had after temperature, top-k and top-p."""
+    """One token that was written, and the probability it had after penalty, temperature, top-k and top-p."""
 
     token: int
     probability: float
 
 
-def cached_logits(engine: Engine) -> After:
-    """Logits after a window of tokens, reading only what is new: the cache already holds the rest unless ``restart``."""
+class _Row:
+    """One text: what the model sees of it, and what decides its next token."""
 
-    def after(window: list[int], restart: bool) -> Logits:
-        if restart:
-            first: Logits = engine.prefill(np.array([window], np.int32))[0]
-            return first
-        logits: Logits = engine.decode(np.array(window[-1:], np.int32))[0]
-        return logits
+    def __init__(self, prompt: Prompt, seed: int, n_ctx: int, recent: int) -> None:
+        tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise ConfigError(
+                "the prompt is empty", "give at least one character, for example a line break"
+            )
+        self.n_ctx, self.seed = n_ctx, seed
+        self.window = tokens[-n_ctx:]
+        self.recent: deque[int] = deque(tokens, maxlen=recent)
+        self.written = 0
+        self.finished = False
 
-    return after
+    @property
+    def full(self) -> bool:
+        """Whether the window leaves no room in the cache for another token."""
+        return len(self.window) >= self.n_ctx
+
+    def choose(self, logits: Logits, sampling: SamplingConfig) -> Written:
+        """Take the next token; a full window is cut to its newer half."""
+        if sampling.repetition_penalty != 1:
+            recent = np.array(self.recent, np.int32)
+            logits = penalize(logits, recent, sampling.repetition_penalty)
+        settings = (sampling.temperature, sampling.top_k, sampling.top_p)
+        token, probability = sample(logits, self.seed, self.written, *settings)
+        self.written += 1
+        self.recent.append(token)
+        self.window.append(token)
+        if len(self.window) > self.n_ctx:
+            self.window = self.window[-max(1, self.n_ctx // 2) :]
+        return Written(token, probability)
 
 
-def uncached_logits(engine: Engine) -> After:
-    """The same from the whole window every time: the slow reference."""
+class Writers:
+    """Several texts that are written side by side: every step takes each of them one token further.
 
-    def after(window: list[int], restart: bool) -> Logits:
-        logits: Logits = engine.logits(np.array([window], np.int32))[0, -1]
-        return logits
+    Each has a prompt and a seed of its own, so a text does not depend on those beside it, up to the last digits of the logits: kernels
+    may sum in another order for another number of rows.
+    """
 
-    return after
+    def __init__(
+        self,
+        engine: Engine,
+        n_ctx: int,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        *,
+        seeds: Sequence[int],
+        cached: bool = True,
+    ) -> None:
+        """Take the prompts; the engine must be planned for as many rows. ``cached`` False reads every window whole, the slow reference.
+
+        Raises: ConfigError for an empty prompt.
+        """
+        self._engine, self._sampling, self._cached = engine, sampling, cached
+        self._rows = [
+            _Row(prompt, seed, n_ctx, sampling.repetition_window)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        self._in_cache: list[int] = []  # which rows the cache holds, in its order
+        self._restart = True
+
+    @property
+    def writing(self) -> list[int]:
+        """The rows that are not finished."""
+        return [number for number, row in enumerate(self._rows) if not row.finished]
+
+    def finish(self, row: int) -> None:
+        """Write no more of a row."""
+        self._rows[row].finished = True
+
+    def step(self) -> dict[int, Written]:
+        """The next token of every row that is not finished, by row; none when all are."""
+        found = {}
+        for number, logits in self._logits().items():
+            row = self._rows[number]
+            if row.finished:  # still in the cache, and read by nobody
+                row.window.append(0)
+            else:
+                found[number] = row.choose(logits, self._sampling)
+        return found
+
+    def _logits(self) -> dict[int, Logits]:
+        """What follows each row's window."""
+        if not self.writing:
+            return {}
+        if not self._cached:
+            windows = {number: np.array([self._rows[number].window]) for number in self.writing}
+            return {
+                number: self._engine.logits(window.astype(np.int32))[0, -1]
+                for number, window in windows.items()
+            }
+        if self._restart:
+            self._in_cache = self.writing
+            logits = self._prefill([self._rows[number].window for number in self._in_cache])
+        else:
+            newest = [self._rows[number].window[-1] for number in self._in_cache]
+            logits = self._engine.decode(np.array(newest, np.int32))
+        # every row of the cache takes one more token; where one has no room, all are read again
+        self._restart = any(self._rows[number].full for number in self._in_cache)
+        return dict(zip(self._in_cache, logits, strict=True))
+
+    def _prefill(self, windows: list[list[int]]) -> Logits:
+        """Read windows of any lengths into the cache, padded on the right. Shapes: returned (B, V)."""
+        lengths = np.array([len(window) for window in windows], np.int32)
+        tokens = np.zeros((len(windows), int(lengths.max())), np.int32)
+        for row, window in zip(tokens, windows, strict=True):
+            row[: len(window)] = window
+        return self._engine.prefill(tokens, lengths)
 
 
 def write_tokens(
     engine: Engine,
     n_ctx: int,
-    prompt: Sequence[int] | NDArray[np.int32],
+    prompt: Prompt,
     sampling: SamplingConfig,
     *,
     seed: int,
     max_tokens: int | None = None,
     cached: bool = True,
 ) -> Iterator[Written]:
-    """Continue a prompt of at least one token; endless tokens up to ``max_tokens`` (default: the setting).
+    """Continue one prompt of at least one token, up to ``max_tokens`` (default: the setting).
 
     Raises: ConfigError for an empty prompt.
     """
-    if not len(prompt):
-        raise ConfigError(
-            "the prompt is empty", "give at least one character, for example a line break"
-        )
-    after = (cached_logits if cached else uncached_logits)(engine)
-    window, restart = [int(token) for token in prompt][-n_ctx:], True
-    for position in range(sampling.max_tokens if max_tokens is None else max_tokens):
-        logits = after(window, restart)
-        token, probability = sample(
-            logits, seed, position, sampling.temperature, sampling.top_k, sampling.top_p
-        )
-        yield Written(token, probability)
-        restart = len(window) >= n_ctx
-        window.append(token)
-        if restart:
-            window = window[-max(1, n_ctx // 2) :]
-
-
-def write_text(
-    engine: Engine,
-    n_ctx: int,
-    tokenizer: Tokenizer,
-    prompt: str,
-    sampling: SamplingConfig,
-    *,
-    seed: int,
-    max_tokens: int | None = None,
-    stop: Sequence[str] = (),
-) -> Iterator[str]:
-    """Continue a prompt and give the text in pieces, whole characters only, without the prompt.
-
-    Writing ends before the first of the ``stop`` strings; text that may be the start of one is held back until it is known not to be.
-    """
-    decoder = StreamDecoder(tokenizer)
-    held = ""
-    tokens = write_tokens(
-        engine, n_ctx, tokenizer.encode(prompt), sampling, seed=seed, max_tokens=max_tokens
-    )
-    for written in tokens:
-        held += decoder.push(written.token)
-        found = [held.find(text) for text in stop if text and text in held]
-        if found:
-            yield held[: min(found)]
-            return
-        keep = max((_overlap(held, text) for text in stop), default=0)
-        if len(held) > keep:
-            yield held[: len(held) - keep]
-            held = held[len(held) - keep :]
-    held += decoder.finish()
-    found = [held.find(text) for text in stop if text and text in held]
-    yield held[: min(found)] if found else held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many of the last characters of ``text`` are the beginning of ``stop``."""
-    return next(
-        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
-    )
+    writers = Writers(engine, n_ctx, [prompt], sampling, seeds=[seed], cached=cached)
+    for _ in range(sampling.max_tokens if max_tokens is None else max_tokens):
+        yield writers.step()[0]

@@ -1,45 +1,40 @@
-"""Opening what a user named: a new run, a run to go on with, a model to write with.
+"""Opening a run: a new one, or one to go on with.
 
-What this is: the way from a configuration or a name to a ``Trainer`` or a loaded ``Model``, with every check on the way. The command line
-and the Python API both go through here.
-What this is not: parsing of arguments or printing. Read next: ``training/trainer.py``.
+What this is: the way from a configuration or a name to a ``Trainer``, with every check on the way. The command line and the Python API
+both go through here.
+What this is not: a trained model to write with (``training/models.py``), parsing of arguments or printing. Read next:
+``training/trainer.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any
 
-from posttrainllm.config import (
-    EngineConfig,
-    GPTConfig,
-    SamplingConfig,
-    TrainConfig,
-    load_config,
-    replace,
-    settings_of,
-)
-from posttrainllm.engines.base import Engine
-from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
-from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from posttrainllm.config import TrainConfig, replace, settings_of
+from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.trainer_state import CorpusIdentity
 from posttrainllm.text.corpus import Corpus, open_corpus
-from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.files import STANDARD_INPUT
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
-from posttrainllm.text.tokenizer_files import load as load_tokenizer
-from posttrainllm.training.engine_choice import inference_engine
-from posttrainllm.training.evaluate import Evaluation, evaluate
-from posttrainllm.training.generate import write_text
+from posttrainllm.training.models import Model, newest_run, open_model
 from posttrainllm.training.observer import Observer, Silent
-from posttrainllm.training.samples import Samples
+from posttrainllm.training.starting import starting_weights
 from posttrainllm.training.trainer import Trainer
-from posttrainllm.training.writing import Verdict, verdict
+
+__all__ = [
+    "Model",
+    "changed",
+    "corpus_of",
+    "new_trainer",
+    "newest_run",
+    "open_model",
+    "resumed_trainer",
+]
 
 #: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
 FREE = (
@@ -96,8 +91,11 @@ def new_trainer(
     corpus = corpus_of(config)
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
+    start = starting_weights(config, runs_dir)
     run = create_run(runs_dir, config, name)
-    return Trainer(config, corpus, ByteTokenizer(), run, observer or Silent(), made_here=True)
+    return Trainer(
+        config, corpus, ByteTokenizer(), run, observer or Silent(), start=start, made_here=True
+    )
 
 
 def resumed_trainer(
@@ -182,7 +180,9 @@ def _from_the_start(
             "start a new run",
         )
     observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
-    return Trainer(config, corpus_of(config, run=run), ByteTokenizer(), run, observer)
+    start = starting_weights(config, path.parent)
+    corpus = corpus_of(config, run=run)
+    return Trainer(config, corpus, ByteTokenizer(), run, observer, start=start)
 
 
 def changed(
@@ -221,144 +221,3 @@ def changed(
     if differ:
         observer.noticed(f"changed settings: {'; '.join(differ)}")
     return new
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What ``Model.measure`` found, and on which text."""
-
-    corpus: Corpus
-    evaluation: Evaluation
-    verdict: Verdict
-
-
-@dataclass(repr=False)
-class Model:
-    """A trained model, ready to write."""
-
-    config: GPTConfig
-    tokenizer: Tokenizer
-    engine: Engine
-    checkpoint: Checkpoint
-    batch: int
-
-    def __repr__(self) -> str:
-        """One line: what it is and where it came from."""
-        step = f", step {self.checkpoint.state.step}" if self.checkpoint.state else ""
-        return f"Model({self.config.parameters():,} parameters, {self.engine.name}, {self.checkpoint.path}{step})"
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """How its run samples; the defaults for a model that was not trained here."""
-        state = self.checkpoint.state
-        return SamplingConfig() if state is None else state.config.sampling
-
-    def measure(
-        self,
-        sources: Sequence[str] = (),
-        *,
-        windows: int | None = None,
-        samples: int | None = None,
-    ) -> Measured:
-        """Evaluate on the validation part of the run's text, or of another, and judge what the model writes.
-
-        ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all.
-
-        Raises: ConfigError for a number below 0; CorpusError when there is no validation part, or the run's text is no longer what it was.
-        """
-        state = self.checkpoint.state
-        config = load_config() if state is None else state.config
-        sizes = {f"model.{key}": value for key, value in self.config.model_dump().items()}
-        if samples is not None:
-            sizes["training.verdict_samples"] = samples
-        if windows:  # 0 is all, and no setting of a run
-            sizes["training.final_windows"] = windows
-        config = replace(config, sizes)
-        own = RunFolder(self.checkpoint.path.resolve().parent.parent).corpus if state else None
-        corpus = open_corpus(
-            sources or (config.data.corpus if own is None else [str(own)]),
-            val_fraction=config.data.val_fraction,
-            tokenizer=self.tokenizer,
-            sha256=state.corpus.sha256 if state and state.corpus and not sources else None,
-        )
-        corpus.check(self.config.n_ctx)
-        if not len(corpus.val):
-            raise CorpusError(
-                "this run kept no text for validation", "name another text: --corpus FILE"
-            )
-        evaluation = evaluate(
-            self.engine,
-            corpus,
-            n_ctx=self.config.n_ctx,
-            batch=self.batch,
-            windows=config.training.final_windows if windows is None else windows,
-        )
-        judged = verdict(
-            texts=Samples(self.engine, config, corpus, self.tokenizer).for_verdict(),
-            corpus=corpus,
-            val_loss=evaluation.loss,
-            counting=counting_lines(corpus.train, corpus.val, self.config.n_vocab),
-            config=config,
-            best_val_loss=None if state is None else state.best_val_loss,
-        )
-        return Measured(corpus, evaluation, judged)
-
-    def stream(
-        self,
-        prompt: str,
-        *,
-        sampling: SamplingConfig | None = None,
-        seed: int = 1,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Iterator[str]:
-        """Continue a prompt and give the new text in pieces. Raises: ConfigError."""
-        replace(load_config(), {"training.seed": seed})  # one range for every seed
-        return write_text(
-            self.engine,
-            self.config.n_ctx,
-            self.tokenizer,
-            prompt,
-            sampling or self.sampling,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop=stop,
-        )
-
-    def generate(self, prompt: str, **options: Any) -> str:
-        """Continue a prompt; options as in ``stream``."""
-        return "".join(self.stream(prompt, **options))
-
-
-def open_model(
-    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int | None = 1
-) -> Model:
-    """Load a run's newest checkpoint, a checkpoint folder or a Hugging Face GPT-2 folder.
-
-    ``engine`` is the one it was trained on unless given; ``batch`` None plans for as many rows at a time as it was trained with.
-
-    Raises: CheckpointError, EngineError.
-    """
-    checkpoint = read_checkpoint(resolve_run(name, runs_dir), moments=False)
-    config = None if checkpoint.state is None else checkpoint.state.config
-    if engine is None:
-        engine = EngineConfig() if config is None else EngineConfig(name=config.engine.name)
-    if batch is None:
-        batch = 1 if config is None else config.data.batch_size
-    loaded = inference_engine(checkpoint.config, engine, batch=batch)
-    loaded.load(checkpoint.params)
-    return Model(checkpoint.config, load_tokenizer(checkpoint.path), loaded, checkpoint, batch)
-
-
-def newest_run(runs_dir: Path) -> str:
-    """The name of the run with the newest checkpoint. Raises: CheckpointError when there is none."""
-    found = [
-        (folder.stat().st_mtime, folder.parent.name)
-        for folder in runs_dir.glob("*/checkpoints")
-        if list_checkpoints(folder)
-    ]
-    if not found:
-        raise CheckpointError(
-            f"there is no trained model in {runs_dir}", "train one first: posttrainllm train"
-        )
-    return max(found)[1]

@@ -1,0 +1,270 @@
+"""Trained models: found by name, put on an engine, measured, and writing.
+
+What this is: ``open_model`` and ``Model``, for the command line, the Python API and the server alike. A name is a run, a folder, a
+file, or one of the gallery's models.
+What this is not: training (``training/session.py``) or the loop that writes (``training/generate.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any
+
+from posttrainllm.config import (
+    EngineConfig,
+    GPTConfig,
+    SamplingConfig,
+    TrainConfig,
+    load_config,
+    replace,
+)
+from posttrainllm.engines.base import Engine
+from posttrainllm.errors import CheckpointError, CorpusError
+from posttrainllm.formats.quantised import Quantised, read_quantised
+from posttrainllm.gallery import catalogue
+from posttrainllm.gallery.catalogue import PREFIX, Card
+from posttrainllm.gallery.python_text import write_python_text
+from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from posttrainllm.runs.folder import Run as RunFolder
+from posttrainllm.runs.folder import resolve_run
+from posttrainllm.settings import show
+from posttrainllm.storage import default_cache_dir
+from posttrainllm.text.corpus import Corpus, open_corpus
+from posttrainllm.text.counting import lines as counting_lines
+from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
+from posttrainllm.text.tokenizer_files import load as load_tokenizer
+from posttrainllm.training.engine_choice import inference_engine
+from posttrainllm.training.evaluate import Evaluation, evaluate
+from posttrainllm.training.samples import Samples
+from posttrainllm.training.streams import Piece, write_texts
+from posttrainllm.training.writing import Verdict, verdict
+
+PYTHON = "python"  # the model whose text every machine with Python makes itself
+GALLERY_BATCH = 8  # rows at a time for measuring a model that says no number of its own
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What ``Model.measure`` found, and on which text."""
+
+    corpus: Corpus
+    evaluation: Evaluation
+    verdict: Verdict
+
+
+@dataclass(repr=False)
+class Model:
+    """A trained model, ready to write."""
+
+    config: GPTConfig
+    tokenizer: Tokenizer
+    engine: Engine
+    checkpoint: Checkpoint
+    batch: int
+    card: Card | None = None  # of a model of the gallery
+
+    def __repr__(self) -> str:
+        """One line: what it is and where it came from."""
+        step = f", step {self.checkpoint.state.step}" if self.checkpoint.state else ""
+        return f"Model({self.config.parameters():,} parameters, {self.engine.name}, {self.checkpoint.path}{step})"
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How its run or its card samples; the defaults for a model that has neither."""
+        if self.card is not None:
+            return self.card.writes_with
+        state = self.checkpoint.state
+        return SamplingConfig() if state is None else state.config.sampling
+
+    def measure(
+        self,
+        sources: Sequence[str] = (),
+        *,
+        windows: int | None = None,
+        samples: int | None = None,
+    ) -> Measured:
+        """Evaluate on the validation part of the run's text, or of another, and judge what the model writes.
+
+        ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all.
+
+        Raises: ConfigError for a number below 0; CorpusError when there is no validation part, or the run's text is no longer what it was.
+        """
+        state = self.checkpoint.state
+        config = load_config() if state is None else state.config
+        sizes = {f"model.{key}": value for key, value in self.config.model_dump().items()}
+        if samples is not None:
+            sizes["training.verdict_samples"] = samples
+        if windows:  # 0 is all, and no setting of a run
+            sizes["training.final_windows"] = windows
+        config = replace(config, sizes)
+        corpus = open_corpus(
+            sources or self._own_text(config),
+            val_fraction=config.data.val_fraction,
+            tokenizer=self.tokenizer,
+            sha256=state.corpus.sha256 if state and state.corpus and not sources else None,
+        )
+        corpus.check(self.config.n_ctx)
+        if not len(corpus.val):
+            raise CorpusError(
+                "this run kept no text for validation", "name another text: --corpus FILE"
+            )
+        evaluation = evaluate(
+            self.engine,
+            corpus,
+            n_ctx=self.config.n_ctx,
+            batch=self.batch,
+            windows=config.training.final_windows if windows is None else windows,
+        )
+        judged = verdict(
+            texts=Samples(self.engine, config, corpus, self.tokenizer).for_verdict(),
+            corpus=corpus,
+            val_loss=evaluation.loss,
+            counting=counting_lines(corpus.train, corpus.val, self.config.n_vocab),
+            config=config,
+            best_val_loss=None if state is None else state.best_val_loss,
+        )
+        return Measured(corpus, evaluation, judged)
+
+    def _own_text(self, config: TrainConfig) -> Sequence[str]:
+        """The text that the model was trained on, as far as this machine has it."""
+        if self.card is not None and self.card.name == PYTHON:
+            path = default_cache_dir() / f"python-{platform.python_version()}.txt"
+            return [str(write_python_text(path))]
+        if self.checkpoint.state is not None:
+            own = RunFolder(self.checkpoint.path.resolve().parent.parent).corpus
+            if own is not None:
+                return [str(own)]
+        return config.data.corpus
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        sampling: SamplingConfig | None = None,
+        seed: int = 1,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """Continue a prompt and give the new text in pieces. Raises: ConfigError."""
+        pieces = self.stream_all(
+            [prompt], sampling=sampling, seeds=[seed], max_tokens=max_tokens, stop=stop
+        )
+        return (piece.text for piece in pieces)
+
+    def stream_all(
+        self,
+        prompts: Sequence[str],
+        *,
+        sampling: SamplingConfig | None = None,
+        seeds: Sequence[int],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:
+        """Continue prompts side by side, each with its seed; at most ``batch`` of them. Raises: ConfigError."""
+        for seed in seeds:
+            replace(load_config(), {"training.seed": seed})  # one range for every seed
+        return write_texts(
+            self.engine,
+            self.config.n_ctx,
+            self.tokenizer,
+            prompts,
+            sampling or self.sampling,
+            seeds=seeds,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+
+    def generate(self, prompt: str, **options: Any) -> str:
+        """Continue a prompt; options as in ``stream``."""
+        return "".join(self.stream(prompt, **options))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model behind a name, read and not yet on an engine."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    card: Card | None = None
+
+    @property
+    def name(self) -> str:
+        """What finds it again: ``gallery:NAME``, or where it lies."""
+        return PREFIX + self.card.name if self.card else str(self.checkpoint.path.resolve())
+
+
+def find_model(name: str, runs_dir: Path) -> Found:
+    """Read the weights of a run, a checkpoint folder, a Hugging Face GPT-2 folder, a quantised file or a model of the gallery.
+
+    A run, or a folder here, goes before a model of the gallery with the same name, and a notice says so; ``gallery:NAME`` is always
+    the gallery's.
+
+    Raises: CheckpointError.
+    """
+    bundled = catalogue.named(name)
+    run = runs_dir / name
+    taken = bundled is not None and name == bundled and (run.is_dir() or Path(name).is_dir())
+    if bundled is not None and not taken:
+        card = catalogue.card(bundled)
+        return _quantised(catalogue.load(card), card.path, card)
+    if name.endswith(".safetensors") and os.path.isfile(name):
+        return _quantised(read_quantised(Path(name)), Path(name))
+    folder = resolve_run(name, runs_dir, catalogue.names())
+    checkpoint = read_checkpoint(folder, moments=False)
+    if taken:
+        note = f"{folder} has the name of a model of the gallery, which is {PREFIX}{name}"
+        checkpoint = replace_fields(checkpoint, notices=(note, *checkpoint.notices))
+    return Found(checkpoint, load_tokenizer(checkpoint.path, checkpoint.config.n_vocab))
+
+
+def _quantised(model: Quantised, path: Path, card: Card | None = None) -> Found:
+    tokenizer = ByteTokenizer()
+    if model.tokenizer != tokenizer.fingerprint or model.config.n_vocab != tokenizer.n_vocab:
+        raise CheckpointError(
+            f"{path} has {model.config.n_vocab:,} tokens of the kind {show(model.tokenizer)}, wanted "
+            f"the {tokenizer.n_vocab} of {tokenizer.fingerprint!r}",
+            "only models of bytes are read from one file",
+        )
+    checkpoint = Checkpoint(path, model.config, model.params, None, None, None)
+    return Found(checkpoint, tokenizer, card)
+
+
+def open_model(
+    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int | None = 1
+) -> Model:
+    """Load a model that ``find_model`` knows, on the engine it was trained on unless another is given.
+
+    ``batch`` None plans for as many rows at a time as it was trained with.
+
+    Raises: CheckpointError, EngineError.
+    """
+    found = find_model(name, runs_dir)
+    checkpoint = found.checkpoint
+    config = None if checkpoint.state is None else checkpoint.state.config
+    if engine is None:
+        engine = EngineConfig() if config is None else EngineConfig(name=config.engine.name)
+    if batch is None:
+        batch = GALLERY_BATCH if config is None else config.data.batch_size
+    loaded = inference_engine(checkpoint.config, engine, batch=batch)
+    loaded.load(checkpoint.params)
+    return Model(checkpoint.config, found.tokenizer, loaded, checkpoint, batch, found.card)
+
+
+def newest_run(runs_dir: Path) -> str:
+    """The name of the run with the newest checkpoint. Raises: CheckpointError when there is none."""
+    found = [
+        (folder.stat().st_mtime, folder.parent.name)
+        for folder in runs_dir.glob("*/checkpoints")
+        if list_checkpoints(folder)
+    ]
+    if not found:
+        raise CheckpointError(
+            f"there is no trained model in {runs_dir}",
+            "train one first: posttrainllm train; or take one that comes along: posttrainllm models",
+        )
+    return max(found)[1]
