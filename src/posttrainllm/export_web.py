@@ -1,7 +1,7 @@
 """What browser and node must know, as one JSON file: programs, op table, presets, schema.
 
 What this is: ``python -m posttrainllm.export_web FOLDER`` writes ``posttrainllm.json`` and copies the
-WebAssembly modules beside it. TypeScript repeats none of it: a program's sizes are letters, its numbers
+WebAssembly modules and the WGSL kernels beside it. TypeScript repeats none of it: a program's sizes are letters, its numbers
 that are settings are the settings' names, and ``web/src/runtime`` puts the values of a configuration in.
 What this is not: the programs of one configuration, which is ``Program.to_json``.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Collection
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +26,12 @@ from posttrainllm.config import (
     settings_of,
 )
 from posttrainllm.control import Init, Schedule
+from posttrainllm.engines.wasm_engine import WasmEngine
+from posttrainllm.engines.webgpu.engine import WebGpuEngine
+from posttrainllm.engines.webgpu.tuning import wgsl_digest
+from posttrainllm.export_site import site
 from posttrainllm.extent import Extent
+from posttrainllm.fuse import fuse
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGES, WASM
 from posttrainllm.model import inference_programs, training_programs
@@ -32,6 +39,11 @@ from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operan
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
 from posttrainllm.runs.export_form import files
+from posttrainllm.text.counting import NAMES
+from posttrainllm.training.selfcheck import CHECKED, NORM_LIMIT
+from posttrainllm.training.selfcheck import LIMIT as CHECK_LIMIT
+from posttrainllm.training.selfcheck import STEPS as CHECK_STEPS
+from posttrainllm.training.writing import ACTIONS, MOST_SHOWN, SENTENCES, WARNINGS
 
 FILE = "posttrainllm.json"
 
@@ -71,18 +83,40 @@ def export() -> dict[str, Any]:
             "pages": PAGES,
             "builds": {build: build_id(build, WASM) for build in WASM.processors},
         },
+        "webgpu": {
+            "kernels": wgsl_digest(),
+            "check": {
+                "preset": CHECKED,
+                "steps": CHECK_STEPS,
+                "loss": CHECK_LIMIT,
+                "grad_norm": NORM_LIMIT,
+            },
+        },
         "programs": {
-            f"{activation}/{'tied' if tied else 'untied'}": _programs(activation, tied)
-            for activation in ("gelu_new", "gelu")
-            for tied in (True, False)
+            engine.name: {
+                f"{activation}/{'tied' if tied else 'untied'}": _programs(
+                    activation, tied, engine.fused_ops
+                )
+                for activation in ("gelu_new", "gelu")
+                for tied in (True, False)
+            }
+            for engine in (WasmEngine, WebGpuEngine)
         },
         "sets": _sets(),
         "presets": {
             name: {"summary": preset.summary, "settings": settings_of(load_config(name))}
             for name, preset in PRESETS.items()
         },
+        "writing": {
+            "lines": list(NAMES),
+            "most_shown": MOST_SHOWN,
+            "sentences": SENTENCES,
+            "warnings": list(WARNINGS),
+            "actions": [{"name": name, "text": action.tab} for name, action in ACTIONS.items()],
+        },
         "schema": json.loads(schema_json()),
         "files": files(),
+        "site": site(),
     }
 
 
@@ -117,11 +151,12 @@ def _inner_ratio() -> int:
     return model.inner // model.n_embd
 
 
-def _programs(activation: str, tied: bool) -> dict[str, Any]:
+def _programs(activation: str, tied: bool, fused: Collection[str]) -> dict[str, Any]:
+    """All programs of a model, with the fused ops that an engine has."""
     model, optimizer = _symbolic(activation, tied)
     found: dict[str, Program] = inference_programs(model)[0]
     found |= training_programs(model, optimizer, 1)[0]
-    return {name: json.loads(program.to_json()) for name, program in found.items()}
+    return {name: json.loads(fuse(program, fused).to_json()) for name, program in found.items()}
 
 
 def _sets() -> dict[str, dict[str, list[str | int]]]:
@@ -149,6 +184,10 @@ def write(folder: Path) -> None:
     for build in WASM.processors:
         source = library_path(build, WASM)
         shutil.copyfile(source, folder / source.name)
+    kernels = folder / "wgsl"
+    kernels.mkdir(exist_ok=True)
+    for entry in package_files("posttrainllm.kernels").joinpath("wgsl").iterdir():
+        (kernels / entry.name).write_bytes(entry.read_bytes())
 
 
 def main() -> None:

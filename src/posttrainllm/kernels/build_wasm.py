@@ -1,8 +1,8 @@
 """The WebAssembly builds of the C++ kernels: flags and names; ``build.py`` compiles them.
 
 Four modules hold all kernels: 32 and 64 bits, each with and without threads; a host takes the
-smallest that its plan and its environment allow. ``control`` holds the control plane alone and
-needs nothing newer than plain WebAssembly. All import their memory (``env.memory``) and nothing
+smallest that its plan and its environment allow. ``control`` holds the control plane and the
+statistics of text, and needs nothing newer than plain WebAssembly. All import their memory (``env.memory``) and nothing
 else, so that the host makes it once, at the size that the plan says.
 """
 
@@ -29,6 +29,9 @@ LINK_FLAGS = (
     f"-Wl,-z,stack-size={STACK_BYTES}",
 )
 
+# What statistics.h declares: for hosts without Python, and no engine needs it.
+STATISTICS = ("corpus.cpp", "counting.cpp", "likeness.cpp", "writing.cpp")
+
 # Shared memory needs a limit, and the compiler takes none above 32 bits: ``finish`` sets ours.
 SHARED_FLAGS = ("-Wl,--shared-memory", f"-Wl,--max-memory={(1 << 32) - PAGE}")
 
@@ -45,7 +48,9 @@ class WasmTarget(Target):
 
     def units(self, build: str, sources: Path) -> list[Path]:
         """See ``Target.units``."""
-        return [sources / "control.cpp"] if build == "control" else super().units(build, sources)
+        if build == "control":
+            return [sources / "control.cpp", *(sources / name for name in STATISTICS)]
+        return [unit for unit in super().units(build, sources) if unit.name not in STATISTICS]
 
     def finish(self, build: str, library: Path) -> None:
         """See ``Target.finish``."""

@@ -16,6 +16,7 @@ the training part:
 A line is the mean of -log p in nats a token over the validation part, at every token with n-1 more
 before it. "Guessing" is the logarithm of the vocabulary, where an untrained model starts. With no
 validation part the tables are tried on the training part itself, like the model.
+kernels/cpp/counting.cpp computes the same for browser and node.
 
 Tables are sorted arrays of codes, never V^n cells: about 50 bytes a counted token, whatever the
 vocabulary. From a longer text, MOST_TRAIN and MOST_VAL tokens are taken in evenly spaced runs.
@@ -68,7 +69,7 @@ def lines(train: Tokens, val: Tokens, n_vocab: int = 256) -> list[CountingLine]:
     fit into 64 bits: quadruples of more than 65,536 different tokens.
     """
     train_runs = _runs(train, MOST_TRAIN)
-    val_runs = _runs(val, MOST_VAL) if len(val) else train_runs
+    val_runs = _runs(val if len(val) else train, MOST_VAL)
     n_counted = sum(map(len, train_runs))
     found = [CountingLine(NAMES[0], math.log(n_vocab), n_counted)]
     alphabet = np.unique(np.concatenate([np.unique(run) for run in [*train_runs, *val_runs]]))
@@ -77,7 +78,7 @@ def lines(train: Tokens, val: Tokens, n_vocab: int = 256) -> list[CountingLine]:
     rank = np.zeros(int(alphabet[-1]) + 1, np.uint32)
     rank[alphabet] = np.arange(len(alphabet))
     ranked_train = [rank[run] for run in train_runs]
-    ranked_val = [rank[run] for run in val_runs] if len(val) else ranked_train
+    ranked_val = [rank[run] for run in val_runs]
     for n in range(1, len(NAMES)):
         if len(alphabet) ** n > 1 << 64 or all(len(run) < n for run in ranked_val):
             break

@@ -5,6 +5,9 @@ passes over it. After the last, ``verdict`` puts the validation loss beside what
 (text/counting.py) and the model's samples beside unseen text of the same kind (text/likeness.py), and names
 the next actions. Nothing here prints: a verdict has ``lines`` for a person and ``figures`` for a
 file.
+
+The words are tables (``SENTENCES``, ``ACTIONS``), which export_web.py hands to the browser; the rules
+are here for Python and in kernels/cpp/writing.cpp, the same by test, for hosts without it.
 """
 
 from __future__ import annotations
@@ -47,6 +50,70 @@ RISE = 0.1
 
 MOST_SHOWN = 70  # characters of a copy in a line
 
+SENTENCES = {
+    "line": "{name} ({loss:.2f})",
+    "below": "below {line}",
+    "above": "above {line}",
+    "not_a_number": "not a number",
+    "val_loss": "validation loss: {loss:.3f} nats a token, {standing}",
+    "no_val_loss": "validation loss: not measured (no text was kept for it)",
+    "counting": "counting reaches: {lines}",
+    "words": "real words: {percent:.0f} % of {n_words:,} written are in the corpus",
+    "no_words": "real words: none written",
+    "unseen_words": " (of unseen text: {percent:.0f} %)",
+    "copy": "longest copy: {n_bytes:,} bytes, {piece}",
+    "no_copy": "longest copy: none",
+    "unseen_copy": " (of unseen text: {n_bytes:,} bytes)",
+    "memorises": "{ratio} bytes of text a parameter, read {epochs:,.1f} times: this model can "
+    "memorise the text. Take a text of {enough} or more, or a smaller preset, and watch whether the "
+    "validation loss rises",
+    "too_large": "{ratio} bytes of text a parameter: this model is far too large for the text. Take "
+    "a text of {enough} or more, or a smaller preset",
+}
+"""What warnings and verdicts say, by what they are about; each in the form of ``str.format``."""
+
+WARNINGS = (None, "memorises", "too_large")
+"""Keys of SENTENCES in the order of writing.cpp's codes."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to try next, in the words of the place where it is read."""
+
+    terminal: str
+    tab: str
+
+
+ACTIONS = {
+    "lower_rate": Action(
+        "a lower learning rate: the loss is not a number",
+        "a lower learning rate: the loss is not a number",
+    ),
+    "overfits": Action(
+        "fewer steps or a larger text: the validation loss was {best:.3f} on the way and rose to "
+        "{loss:.3f}",
+        "fewer steps or a larger text: the validation loss was {best:.3f} on the way and rose to "
+        "{loss:.3f}",
+    ),
+    "recites": Action(
+        "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
+        "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
+    ),
+    "more_steps": Action("more steps: --steps {total}", "{steps:,} more steps"),
+    "diagnose": Action(
+        "posttrainllm diagnose: counting {line} is still ahead; the learning rate may be far off",
+        "another learning rate: counting {line} is still ahead",
+    ),
+    "larger": Action("a larger model: --preset {preset}", "a larger model: {preset}"),
+    "own_text": Action("a text of your own: posttrainllm train FILE", "a text of your own"),
+}
+"""In the order of writing.cpp's codes."""
+
+
+def say(key: str, **values: Any) -> str:
+    """One of the SENTENCES with its values."""
+    return SENTENCES[key].format(**values)
+
 
 def memorisation_warning(n_parameters: int, train_bytes: int, epochs: float) -> str | None:
     """Say that a model can only memorise its text, or is far too large for it, and what to do.
@@ -57,16 +124,9 @@ def memorisation_warning(n_parameters: int, train_bytes: int, epochs: float) -> 
     ratio = train_bytes / n_parameters
     enough = show_bytes(math.ceil(n_parameters * BYTES_TO_MEMORISE))
     if ratio < BYTES_TO_MEMORISE and epochs > EPOCHS_TO_MEMORISE:
-        return (
-            f"{show_ratio(ratio)} bytes of text a parameter, read {epochs:,.1f} times: this model "
-            f"can memorise the text. Take a text of {enough} or more, or a smaller preset, and watch "
-            "whether the validation loss rises"
-        )
+        return say("memorises", ratio=show_ratio(ratio), epochs=epochs, enough=enough)
     if ratio < BYTES_TO_WASTE:
-        return (
-            f"{show_ratio(ratio)} bytes of text a parameter: this model is far too large for the "
-            f"text. Take a text of {enough} or more, or a smaller preset"
-        )
+        return say("too_large", ratio=show_ratio(ratio), enough=enough)
     return None
 
 
@@ -101,26 +161,23 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Return the verdict as lines of text for a person."""
-        lines = ["validation loss: not measured (no text was kept for it)"]
+        lines = [say("no_val_loss")]
         if self.val_loss is not None:
-            lines = [f"validation loss: {self.val_loss:.3f} nats a token, {self.standing}"]
-        lines.append("counting reaches: " + ", ".join(map(str, self.counting)))
-        words = "real words: none written"
+            lines = [say("val_loss", loss=self.val_loss, standing=self.standing)]
+        lines.append(say("counting", lines=", ".join(map(str, self.counting))))
+        words = say("no_words")
         if self.words.n_words:
-            words = (
-                f"real words: {_percent(self.words.share)} of {self.words.n_words:,} written "
-                "are in the corpus"
-            )
+            words = say("words", percent=100 * self.words.share, n_words=self.words.n_words)
         if self.unseen_words is not None and self.unseen_words.n_words:
-            words += f" (of unseen text: {_percent(self.unseen_words.share)})"
+            words += say("unseen_words", percent=100 * self.unseen_words.share)
         lines.append(words)
-        copied = "longest copy: none"
+        copied = say("no_copy")
         if self.copy.piece:
             piece = self.copy.piece.decode("utf-8", "replace")
             shown = repr(piece if len(piece) <= MOST_SHOWN else piece[: MOST_SHOWN - 3] + "...")
-            copied = f"longest copy: {self.copy.n_bytes:,} bytes, {shown}"
+            copied = say("copy", n_bytes=self.copy.n_bytes, piece=shown)
         if self.unseen_copy is not None:
-            copied += f" (of unseen text: {self.unseen_copy.n_bytes:,} bytes)"
+            copied += say("unseen_copy", n_bytes=self.unseen_copy.n_bytes)
         lines.append(copied)
         lines.extend(f"next: {action}" for action in self.actions)
         return lines
@@ -185,35 +242,30 @@ def _actions(
     corpus: Corpus,
     config: TrainConfig,
 ) -> list[str]:
-    """Return what to try next, each with its reason."""
+    """Return what to try next, each with its reason, in the terminal's words."""
+
+    def action(name: str, **values: Any) -> str:
+        return ACTIONS[name].terminal.format(**values)
+
     if loss is not None and not math.isfinite(loss):
-        return ["a lower learning rate: the loss is not a number"]
+        return [action("lower_rate")]
     usual = 0 if unseen_copy is None else unseen_copy.n_bytes
     too_long = []
     if loss is not None and best is not None and loss > best + RISE:
-        too_long.append(
-            "fewer steps or a larger text: the validation loss was "
-            f"{best:.3f} on the way and rose to {loss:.3f}"
-        )
+        too_long.append(action("overfits", best=best, loss=loss))
     if copy.n_bytes > max(COPY_IS_LONG, 2 * usual):
-        too_long.append(
-            f"a larger text or a smaller preset: it recites, {copy.n_bytes:,} bytes in a row"
-        )
+        too_long.append(action("recites", n_bytes=copy.n_bytes))
     if too_long:
         return too_long
-    actions = [f"more steps: --steps {2 * config.training.steps}"]
+    actions = [action("more_steps", total=2 * config.training.steps)]
     ahead = [line for line in counting[:4] if loss is not None and loss >= line.loss]
     if ahead:
-        first = max(ahead, key=lambda line: line.loss)
-        actions.append(
-            f"posttrainllm diagnose: counting {first} is still ahead; "
-            "the learning rate may be far off"
-        )
+        actions.append(action("diagnose", line=max(ahead, key=lambda line: line.loss)))
         return actions
     larger = _larger_preset(config, len(corpus.train_text))
     if larger is not None:
-        actions.append(f"a larger model: --preset {larger}")
-    actions.append("a text of your own: posttrainllm train FILE")
+        actions.append(action("larger", preset=larger))
+    actions.append(action("own_text"))
     return actions
 
 
@@ -233,7 +285,3 @@ def _larger_preset(config: TrainConfig, train_bytes: int) -> str | None:
 
 def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

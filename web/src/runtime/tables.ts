@@ -94,15 +94,34 @@ export interface Tables {
     readonly pages: Readonly<Record<"wasm32" | "wasm64", number>>;
     readonly builds: Readonly<Record<string, string>>;
   };
-  /** Programs by activation and head, "gelu_new/tied", then by name. */
-  readonly programs: Readonly<Record<string, Readonly<Record<string, ProgramJson>>>>;
+  readonly webgpu: {
+    /** A hash of the kernels. */
+    readonly kernels: string;
+    /** What the first use of an adapter is held to: so many steps of a preset, relative limits. */
+    readonly check: { readonly preset: string; readonly steps: number; readonly loss: number; readonly grad_norm: number };
+  };
+  /** Programs by engine (with the fused ops that it has), activation and head ("gelu_new/tied"), and name. */
+  readonly programs: Readonly<Record<EngineName, Readonly<Record<string, Readonly<Record<string, ProgramJson>>>>>>;
   /** Batch and length of the programs of a set: a setting's name, "batch" or a number. */
   readonly sets: Readonly<Record<string, Readonly<Record<string, readonly [Size, Size]>>>>;
   readonly presets: Readonly<Record<string, { readonly summary: string; readonly settings: Settings }>>;
+  /** The words of warnings and verdicts (training/writing.py), filled in by statistics.ts. */
+  readonly writing: {
+    /** Names of the counting lines: guessing first. */
+    readonly lines: readonly string[];
+    readonly most_shown: number;
+    readonly sentences: Readonly<Record<string, string>>;
+    /** Keys of sentences, by the control module's codes. */
+    readonly warnings: readonly (string | null)[];
+    readonly actions: readonly { readonly name: string; readonly text: string }[];
+  };
   readonly schema: unknown;
 }
 
 export type Size = number | string;
+
+/** Engines that run in a browser and in node. */
+export type EngineName = "wasm" | "webgpu";
 
 /** The version of posttrainllm.json and of programs that this code reads. */
 export const FORMAT = 1;
