@@ -52,7 +52,7 @@ TABLE = {
         ("config", "program", "text", "machine", "errors"),
     ),
     "training": Row(("training",), (ABOVE,)),
-    "web": Row(("export_web",), (ABOVE,)),
+    "web": Row(("export_web", "export_site", "site_terms"), (ABOVE,)),
     "api": Row(("api",), (ABOVE,)),
     "lab": Row(("lab",), (ABOVE,)),
     "surface": Row(("cli", "server", "__main__"), (ABOVE,)),

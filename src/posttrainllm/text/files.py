@@ -30,11 +30,11 @@ STANDARD_INPUT = "-"
 
 # Control bytes that no text has. Text may have: bell, backspace, tab, line feed, vertical tab,
 # form feed, carriage return (7 to 13) and escape (27, colours in logs).
-_CONTROL = bytes({*range(7), *range(14, 27), *range(28, 32), 127})
-_CONTROL_SHARE = 0.01  # random bytes have 0.10, compressed data about as much, text none
-_FEW_CONTROLS = 8  # a short text may end in DOS's control-Z
+CONTROL = bytes({*range(7), *range(14, 27), *range(28, 32), 127})
+CONTROL_SHARE = 0.01  # random bytes have 0.10, compressed data about as much, text none
+FEW_CONTROLS = 8  # a short text may end in DOS's control-Z
 
-_SIGNATURES = [
+SIGNATURES = [
     (b"%PDF-", "a PDF file", "convert it first: pdftotext {file} {stem}.txt"),
     (b"PK\x03\x04", "a ZIP file (so are .docx, .epub and .odt)", "export or unpack the text first"),
     (b"\x1f\x8b", "gzip-compressed", "gzip -dc {file} | posttrainllm train -"),
@@ -44,7 +44,7 @@ _SIGNATURES = [
     (b"PAR1\x15", "a Parquet file", "export its text column first"),
     (b"SQLite format 3\0", "an SQLite database", "export its text first"),
 ]
-_UTF_MARKS = [
+UTF_MARKS = [
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
@@ -270,10 +270,10 @@ class TextCheck:
             raise unreadable(self._file.name, error) from None
 
     def _refuse_other_formats(self, piece: bytes) -> None:
-        for mark, encoding in _UTF_MARKS:
+        for mark, encoding in UTF_MARKS:
             if piece.startswith(mark):
                 raise self._wrong_encoding(f"is {encoding}, not UTF-8", encoding)
-        for signature, what, hint in _SIGNATURES:
+        for signature, what, hint in SIGNATURES:
             if piece.startswith(signature):
                 raise CorpusError(f"{self._file.name} is {what}, not text", self._fill(hint))
 
@@ -289,9 +289,9 @@ class TextCheck:
                 "give plain text; if it is text with stray NULs: "
                 + self._fill("tr -d '\\000' < {file} > {stem}-clean.txt"),
             )
-        self._n_control += len(piece) - len(piece.translate(None, _CONTROL))
+        self._n_control += len(piece) - len(piece.translate(None, CONTROL))
         share = self._n_control / (self._n_bytes + len(piece))
-        if share > _CONTROL_SHARE and self._n_control > _FEW_CONTROLS:
+        if share > CONTROL_SHARE and self._n_control > FEW_CONTROLS:
             raise CorpusError(
                 f"{self._file.name} is binary: {share:.0%} of its bytes are control characters",
                 "give plain text",

@@ -16,6 +16,9 @@ from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.generate import write_tokens
 
+PROMPT_DIVISOR = 4
+"""Where no prompt is set, samples go on from this part of a context of the validation text."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -33,7 +36,7 @@ class Samples:
         if given:
             return [int(token) for token in self.tokenizer.encode(given)]
         text = self.corpus.val if len(self.corpus.val) else self.corpus.train
-        return [int(token) for token in text[: max(1, self.config.model.n_ctx // 4)]]
+        return [int(token) for token in text[: max(1, self.config.model.n_ctx // PROMPT_DIVISOR)]]
 
     def seed(self, purpose: str, number: int) -> int:
         """A seed of its own for every sample of every run: neighbouring seeds of runs share none."""
