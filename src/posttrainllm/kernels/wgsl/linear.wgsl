@@ -62,12 +62,12 @@ fn store_left(lane: u32, stage: u32, value: vec4f) {
     let base = stage * DEPTH;
     if (LEFT_TURNED == 1u) {
         let k = lane / (TILE / 4u);
-        left_tile[(base + k) * (TILE / 4u) + (lane % (TILE / 4u) ^ swizzle(k))] = value;
+        left_tile[(base + k) * (TILE / 4u) + ((lane % (TILE / 4u)) ^ swizzle(k))] = value;
         return;
     }
     let row = lane / (DEPTH / 4u);
     let k = lane % (DEPTH / 4u) * 4u;
-    let at = (base + k) * (TILE / 4u) + (row / 4u ^ swizzle(k));
+    let at = (base + k) * (TILE / 4u) + ((row / 4u) ^ swizzle(k));
     left_tile[at][row % 4u] = value.x;
     left_tile[at + TILE / 4u][row % 4u] = value.y;
     left_tile[at + 2u * (TILE / 4u)][row % 4u] = value.z;
@@ -78,12 +78,12 @@ fn store_right(lane: u32, stage: u32, value: vec4f) {
     let base = stage * DEPTH;
     if (RIGHT_TURNED == 0u) {
         let k = lane / (TILE / 4u);
-        right_tile[(base + k) * (TILE / 4u) + (lane % (TILE / 4u) ^ swizzle(k))] = value;
+        right_tile[(base + k) * (TILE / 4u) + ((lane % (TILE / 4u)) ^ swizzle(k))] = value;
         return;
     }
     let column = lane / (DEPTH / 4u);
     let k = lane % (DEPTH / 4u) * 4u;
-    let at = (base + k) * (TILE / 4u) + (column / 4u ^ swizzle(k));
+    let at = (base + k) * (TILE / 4u) + ((column / 4u) ^ swizzle(k));
     right_tile[at][column % 4u] = value.x;
     right_tile[at + TILE / 4u][column % 4u] = value.y;
     right_tile[at + 2u * (TILE / 4u)][column % 4u] = value.z;
