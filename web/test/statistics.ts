@@ -25,6 +25,7 @@ interface Job {
   })[];
   readonly sentences: readonly (readonly [sentence: string, values: Values])[];
   readonly numbers: readonly number[];
+  readonly sizes: readonly number[];
 }
 
 const [assets = "", file = ""] = process.argv.slice(2);
@@ -62,6 +63,6 @@ const answers = {
   ),
   sentences: job.sentences.map(([sentence, values]) => fill(sentence, values)),
   ratios: job.numbers.map(ratio),
-  bytes: job.numbers.map(bytes),
+  bytes: job.sizes.map(bytes),
 };
 console.log(JSON.stringify(answers));
