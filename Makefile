@@ -9,7 +9,7 @@ LOG := $(VENV)/setup.log
 quietly = ( $(1) ) >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "setup: failed, the output is above" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check bench golden status kernels clean
+.PHONY: help setup train test test-all check bench gallery golden status kernels clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +41,9 @@ check: $(VENV)/.web ## ruff, ruff format, mypy strict, TypeScript strict and the
 
 bench: $(VENV)/.base kernels ## measure training steps (ARGS="--preset small --engine cpp")
 	@$(VENV)/bin/posttrainllm bench $(ARGS)
+
+gallery: $(VENV)/.dev kernels ## train the bundled models again; wants a GPU (ARGS="shakespeare-small")
+	@$(PY) tools/train_gallery.py $(ARGS)
 
 golden: $(VENV)/.dev kernels ## make the golden values again, from the numpy engine in float64
 	@$(PY) tests/golden/make_golden.py $(ARGS)
