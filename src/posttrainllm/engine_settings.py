@@ -56,6 +56,11 @@ class EngineConfig(Section):
         description="torch.compile for torch's training steps; auto compiles on CUDA when the "
         "run is long enough to win the time back",
     )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="what several processes of torch divide: ddp the batch alone, fsdp parameters, "
+        "gradients and moments too",
+    )
 
 
 def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> None:
@@ -85,8 +90,9 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
             f"engine {engine.name} computes in float32, and engine.precision is {engine.precision}",
             "use --engine torch or leave engine.precision out",
         )
-    for key, value in (("device", engine.device), ("compile", engine.compile)):
-        if value != "auto":
+    for key in ("device", "compile", "parallel"):
+        value = getattr(engine, key)
+        if value != EngineConfig.model_fields[key].default:
             raise ConfigError(
                 f"engine.{key} is {value}, which engine {engine.name} does not look at",
                 f"use --engine torch or leave engine.{key} out",
