@@ -22,7 +22,6 @@ from posttrainllm.config import (
     load_config,
     replace,
 )
-from posttrainllm.control import initial_values
 from posttrainllm.engines.base import (
     Engine,
     ProgramEngine,
@@ -30,6 +29,7 @@ from posttrainllm.engines.base import (
     check_memory,
     copied_bytes,
 )
+from posttrainllm.engines.native_control import initial_values
 from posttrainllm.errors import EngineError
 from posttrainllm.fuse import fuse
 from posttrainllm.model import gradients_program, inference_programs, training_programs
@@ -86,7 +86,8 @@ def inference_engine(
         sizes = {f"model.{key}": value for key, value in model.model_dump().items()}
         sizes |= {f"engine.{key}": value for key, value in engine.model_dump().items()}
         config = replace(load_config(), {**sizes, "data.batch_size": batch})
-        return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
+        kind: Any = "float64" if dtype is np.float64 else "float32"
+        return TorchEngine(config, dtype=kind, training=False)
     programs, dims = inference_programs(model, batch, logits=logits)
     return _program_engine(name, engine, programs, dims, dtype)
 
@@ -144,8 +145,8 @@ def _what_fits(nbytes: int) -> str:
 
 def differences(info: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """What decides the last digits of a loss and is not as it was: ``key: then -> now``. Threads count for torch alone."""
-    ignored = {"device_reason"} if info.get("engine") == "torch" else {"threads"}
-    keys = [key for key in before if key not in ignored]
+    ignored = set() if info.get("engine") == "torch" else {"threads"}
+    keys = [key for key in before if key not in ignored and not key.endswith("_reason")]
     return [
         f"{key}: {before[key]} -> {info.get(key)}" for key in keys if before[key] != info.get(key)
     ]
@@ -156,8 +157,10 @@ def _as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
     name = resolve(config.engine)
     if before.get("engine") != name:
         return config
-    if name == "torch" and not config.engine.threads and before.get("threads"):
-        return replace(config, {"engine.threads": before["threads"]})
+    if name == "torch":
+        from posttrainllm.pytorch.choices import as_before
+
+        return as_before(config, before)
     if name == "cpp" and not config.engine.cpp_build:
         from posttrainllm.engines.cpp_engine import runnable_builds
 
