@@ -29,7 +29,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_SHARDS = 1000
 
 # What a folder may hold instead of safetensors files.
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def read_shards(folder: Path) -> tuple[Path, dict[str, Entry]]:
@@ -51,7 +51,7 @@ def read_shards(folder: Path) -> tuple[Path, dict[str, Entry]]:
             f"{folder} holds {len(weights)} safetensors files, and no {INDEX_FILE} says what is in them",
             "copy the index file from where the model came, or save it again with save_pretrained",
         )
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         name = pickles[0] if pickles[0].isprintable() else show(pickles[0])
         raise CheckpointError(
@@ -108,14 +108,9 @@ def read_values(entries: Mapping[str, Entry]) -> dict[str, Floats]:
     Raises: CheckpointError when the memory is not there, for a dtype that cannot be widened to
     float32, and for NaN or infinite values, by tensor name.
     """
-    need = 4 * sum(math.prod(entry.shape) for entry in entries.values())
-    free = available_memory()
-    if entries and 0 < free < need:
-        path = next(iter(entries.values())).path
-        raise CheckpointError(
-            f"{path}: the tensors need {show_bytes(need)} of memory, and {show_bytes(free)} are free",
-            "close other programs, or use a machine with more memory",
-        )
+    if entries:
+        need = 4 * sum(math.prod(entry.shape) for entry in entries.values())
+        check_memory(next(iter(entries.values())).path, need)
     values: dict[str, Floats] = {}
     by_file = sorted(entries.items(), key=lambda item: str(item[1].path))
     for _, group in groupby(by_file, key=lambda item: item[1].path):
@@ -123,6 +118,19 @@ def read_values(entries: Mapping[str, Entry]) -> dict[str, Floats]:
         read = read_floats(entry for _, entry in members)
         values |= {name: array for (name, _), array in zip(members, read, strict=True)}
     return {name: values[name] for name in entries}
+
+
+def check_memory(path: Path, need: int) -> None:
+    """Refuse to read what does not fit: a file full of holes says little about its size on the disk.
+
+    Raises: CheckpointError with both numbers.
+    """
+    free = available_memory()
+    if 0 < free < need:
+        raise CheckpointError(
+            f"{path}: its tensors need {show_bytes(need)} of memory, and {show_bytes(free)} are free",
+            "close other programs, or use a machine with more memory",
+        )
 
 
 def _names(folder: Path) -> list[str]:

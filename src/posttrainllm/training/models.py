@@ -29,15 +29,15 @@ from posttrainllm.formats.quantised import Quantised, read_quantised
 from posttrainllm.gallery import catalogue
 from posttrainllm.gallery.catalogue import PREFIX, Card
 from posttrainllm.gallery.python_text import write_python_text
-from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
+from posttrainllm.runs.opening import read_file, read_folder
 from posttrainllm.settings import show
 from posttrainllm.storage import default_cache_dir
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
-from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.engine_choice import inference_engine
 from posttrainllm.training.evaluate import Evaluation, evaluate
 from posttrainllm.training.samples import Samples
@@ -199,8 +199,9 @@ class Found:
 
 
 def find_model(name: str, runs_dir: Path) -> Found:
-    """Read the weights of a run, a checkpoint folder, a Hugging Face GPT-2 folder, a quantised file or a model of the gallery.
+    """Read the weights behind a name: of a run, a checkpoint or Hugging Face folder, a file, or a model of the gallery.
 
+    A file is a .zip of a run or a model folder, a .tinygpt, or a quantised .safetensors.
     A run, or a folder here, goes before a model of the gallery with the same name, and a notice says so; ``gallery:NAME`` is always
     the gallery's.
 
@@ -214,12 +215,16 @@ def find_model(name: str, runs_dir: Path) -> Found:
         return _quantised(catalogue.load(card), card.path, card)
     if name.endswith(".safetensors") and os.path.isfile(name):
         return _quantised(read_quantised(Path(name)), Path(name))
+    if not run.is_dir() and os.path.isfile(name):
+        opened = read_file(Path(name))
+        return Found(opened.checkpoint, opened.tokenizer)
     folder = resolve_run(name, runs_dir, catalogue.names())
-    checkpoint = read_checkpoint(folder, moments=False)
+    opened = read_folder(folder)
+    checkpoint = opened.checkpoint
     if taken:
         note = f"{folder} has the name of a model of the gallery, which is {PREFIX}{name}"
         checkpoint = replace_fields(checkpoint, notices=(note, *checkpoint.notices))
-    return Found(checkpoint, load_tokenizer(checkpoint.path, checkpoint.config.n_vocab))
+    return Found(checkpoint, opened.tokenizer)
 
 
 def _quantised(model: Quantised, path: Path, card: Card | None = None) -> Found:

@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from dataclasses import replace as replace_fields
 from pathlib import Path
 
-from posttrainllm.config import TrainConfig, replace, settings_of
+from posttrainllm.config import SETTINGS, TrainConfig, replace, settings_of
+from posttrainllm.engines.base import F32
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run
 from posttrainllm.runs.folder import Run as RunFolder
-from posttrainllm.runs.trainer_state import CorpusIdentity
+from posttrainllm.runs.opening import folder_tokenizer
+from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.files import STANDARD_INPUT
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.training.models import Model, newest_run, open_model
 from posttrainllm.training.observer import Observer, Silent
-from posttrainllm.training.starting import starting_weights
+from posttrainllm.training.starting import starting_model
 from posttrainllm.training.trainer import Trainer
 
 __all__ = [
@@ -56,9 +58,13 @@ FREE = (
 
 
 def corpus_of(
-    config: TrainConfig, *, identity: CorpusIdentity | None = None, run: RunFolder | None = None
+    config: TrainConfig,
+    *,
+    identity: CorpusIdentity | None = None,
+    run: RunFolder | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Corpus:
-    """The text of a configuration, long enough for its context.
+    """The text of a configuration as tokens (bytes unless given), long enough for its context.
 
     ``identity`` is the text that is wanted when a run goes on, and ``run`` the run: its own copy of the text goes before the files that
     its configuration names, which may be another machine's. Raises: CorpusError.
@@ -67,6 +73,7 @@ def corpus_of(
     corpus = open_corpus(
         config.data.corpus if own is None else (str(own),),
         val_fraction=config.data.val_fraction,
+        tokenizer=tokenizer,
         sha256=None if identity is None else identity.sha256,
     )
     corpus.check(config.model.n_ctx)
@@ -87,14 +94,13 @@ def new_trainer(
 
     Raises: CorpusError, CheckpointError (the name is taken, the folder cannot be written).
     """
-    _check_vocabulary(config, ByteTokenizer())
-    corpus = corpus_of(config)
+    start, tokenizer = _start(config, runs_dir)
+    corpus = corpus_of(config, tokenizer=tokenizer)
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
-    start = starting_weights(config, runs_dir)
     run = create_run(runs_dir, config, name)
     return Trainer(
-        config, corpus, ByteTokenizer(), run, observer or Silent(), start=start, made_here=True
+        config, corpus, tokenizer, run, observer or Silent(), start=start, made_here=True
     )
 
 
@@ -133,30 +139,45 @@ def resumed_trainer(
             f"{path} is a checkpoint outside of a run, and training goes on inside one",
             "put it into the folder checkpoints/ of a run, under the name that it had",
         )
-    finished = checkpoint.state.step >= checkpoint.state.config.training.steps
     config = changed(
         checkpoint.state.config,
         changes or {},
         allow_change=allow_change,
         observer=watcher,
-        free=("training.steps",) if finished else (),  # there is nothing left that it could change
+        free=_undecided(checkpoint.state),
     )
     if checkpoint.state.step >= config.training.steps:
         raise ConfigError(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
             f"give it more: posttrainllm train --resume {path.name} --steps {2 * checkpoint.state.step}",
         )
-    corpus = corpus_of(config, identity=checkpoint.state.corpus, run=run)
-    return Trainer(config, corpus, ByteTokenizer(), run, watcher, checkpoint)
+    tokenizer = folder_tokenizer(checkpoint.path, config.model.n_vocab)
+    identity = checkpoint.state.corpus
+    corpus = corpus_of(config, identity=identity, run=run, tokenizer=tokenizer)
+    return Trainer(config, corpus, tokenizer, run, watcher, checkpoint)
 
 
-def _check_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:
-    """A model must have exactly the tokens that its text is read as."""
+def _undecided(state: TrainerState) -> tuple[str, ...]:
+    """The settings of a run that nothing depends on any more, or yet: at step 0 stands a model that was imported."""
+    if state.step == 0:
+        return tuple(key for key in SETTINGS if not key.startswith("model."))
+    of_text = () if state.corpus else ("data.corpus", "data.val_fraction")
+    return (*of_text, "training.steps") if state.step >= state.config.training.steps else of_text
+
+
+def _start(config: TrainConfig, runs_dir: Path) -> tuple[Mapping[str, F32] | None, Tokenizer]:
+    """The weights and the tokenizer of the model that a run starts from; None and bytes when weights are drawn.
+
+    Raises: CheckpointError; ConfigError when the model that is wanted has other tokens than its text is read as.
+    """
+    found = starting_model(config, runs_dir)
+    tokenizer = found.tokenizer if found else ByteTokenizer()
     if config.model.n_vocab != tokenizer.n_vocab:
         raise ConfigError(
-            f"model.n_vocab is {config.model.n_vocab:,}, but text is read as bytes, {tokenizer.n_vocab} of them",
-            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; training with other tokenizers is not there yet",
+            f"model.n_vocab is {config.model.n_vocab:,}, but text is read as {tokenizer.n_vocab:,} tokens",
+            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; another vocabulary comes with a model: --from MODEL",
         )
+    return found.checkpoint.params if found else None, tokenizer
 
 
 def _has_no_checkpoint(path: Path) -> bool:
@@ -180,9 +201,9 @@ def _from_the_start(
             "start a new run",
         )
     observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
-    start = starting_weights(config, path.parent)
-    corpus = corpus_of(config, run=run)
-    return Trainer(config, corpus, ByteTokenizer(), run, observer, start=start)
+    start, tokenizer = _start(config, path.parent)
+    corpus = corpus_of(config, run=run, tokenizer=tokenizer)
+    return Trainer(config, corpus, tokenizer, run, observer, start=start)
 
 
 def changed(

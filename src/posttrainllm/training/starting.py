@@ -6,6 +6,7 @@ What this is not: going on with a run; that is ``--resume``, with the optimizer'
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,9 +19,8 @@ from posttrainllm.config import (
     load_config,
     replace,
 )
-from posttrainllm.engines.base import F32
 from posttrainllm.errors import ConfigError
-from posttrainllm.training.models import find_model
+from posttrainllm.training.models import Found, find_model
 
 GENTLER = 0.1
 """Share of the preset's learning rate: enough to learn a new text, too little to forget at once what is there."""
@@ -36,8 +36,8 @@ def load_settings(
 ) -> TrainConfig:
     """``config.load_config``, and what follows from the model that training starts from, if one is named.
 
-    The model's shape is that model's, whatever the preset; the preset is the one of its shape, and the learning rate a tenth of the
-    preset's, where these are not given.
+    The model's shape is that model's, whatever the preset; the preset is the nearest in size, and the learning rate a tenth of the
+    preset's, where these are not given. The context alone may be shorter: the positions beyond it are then left out.
 
     Raises: ConfigError, also for a size that was given and is not the model's; CheckpointError when there is no such model.
     """
@@ -48,9 +48,12 @@ def load_settings(
     found = find_model(config.training.start_from, runs_dir)
     model = found.checkpoint.config
     given = given_settings(file, overrides, flags)
-    if preset is None and "preset" not in given and (same := _preset_of(model)):
-        config = load_config(same, file, overrides, flags)
+    if preset is None and "preset" not in given:
+        config = load_config(nearest_preset(model), file, overrides, flags)
     sizes = {f"model.{key}": value for key, value in model.model_dump().items() if key != "dropout"}
+    shorter = given.get("model.n_ctx")
+    if isinstance(shorter, int) and 0 < shorter < model.n_ctx:
+        sizes["model.n_ctx"] = shorter
     for key, value in sizes.items():
         if key in given and given[key] != value:
             raise ConfigError(
@@ -63,30 +66,35 @@ def load_settings(
     return replace(config, changes)
 
 
-def starting_weights(config: TrainConfig, runs_dir: Path) -> Mapping[str, F32] | None:
-    """The weights that a configuration starts from; None when they are drawn.
+def starting_model(config: TrainConfig, runs_dir: Path) -> Found | None:
+    """The model that a configuration starts from, its context cut to the configuration's; None when weights are drawn.
 
     Raises: CheckpointError; ConfigError when that model has another shape.
     """
     name = config.training.start_from
     if not name:
         return None
-    checkpoint = find_model(name, runs_dir).checkpoint
-    there, wanted = checkpoint.config.model_dump(), config.model.model_dump()
+    found = find_model(name, runs_dir)
+    params = found.checkpoint.params
+    there, wanted = found.checkpoint.config.model_dump(), config.model.model_dump()
+    if wanted["n_ctx"] < there["n_ctx"]:
+        params["wpe.weight"] = params["wpe.weight"][: wanted["n_ctx"]].copy()
+        there["n_ctx"] = wanted["n_ctx"]
     for key in wanted:
         if key != "dropout" and there[key] != wanted[key]:
             raise ConfigError(
                 f"model.{key} is {wanted[key]}, and {name}, which training starts from, has {there[key]}",
                 "leave the sizes of the model out",
             )
-    return checkpoint.params
+    return found
 
 
-def _preset_of(model: GPTConfig) -> str | None:
-    """The preset with a model's layers, heads and width, the one with its context first."""
-    names = [
-        name
-        for name, row in PRESETS.items()
-        if (row.n_layer, row.n_head, row.n_embd) == (model.n_layer, model.n_head, model.n_embd)
-    ]
-    return min(names, key=lambda name: abs(PRESETS[name].n_ctx - model.n_ctx), default=None)
+def nearest_preset(model: GPTConfig) -> str:
+    """The preset whose settings suit a model best: that with its layers, heads and width, else the nearest in size."""
+
+    def distance(name: str) -> tuple[bool, float, int]:
+        row, of_preset = PRESETS[name], load_config(name).model.parameters()
+        other = (row.n_layer, row.n_head, row.n_embd) != (model.n_layer, model.n_head, model.n_embd)
+        return other, abs(math.log(of_preset / model.parameters())), abs(row.n_ctx - model.n_ctx)
+
+    return min(PRESETS, key=distance)

@@ -1,0 +1,270 @@
+"""From a model of somewhere else to a run here: what `posttrainllm import` does.
+
+A model folder of transformers and a .tinygpt file become a run with one checkpoint: of step 0 without
+moments, or of the step and with the moments that a .tinygpt file has. A run, in a folder or in a .zip,
+is taken over file by file, unchanged. Either way everything was read and checked before the run
+appears under its name.
+
+What a run says that a foreign model does not (batch, schedule, text) comes from the preset nearest in
+size; until something is trained in it, ``train --resume`` may change all of that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import replace as fields
+from pathlib import Path
+from typing import Any
+
+from posttrainllm.config import GPTConfig, TrainConfig, load_config, replace
+from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.formats.tinygpt import TinyGPT
+from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, write_checkpoint
+from posttrainllm.runs.checkpoint_folder import newest_checkpoint
+from posttrainllm.runs.folder import Run
+from posttrainllm.runs.opening import (
+    Opened,
+    extract_model,
+    is_run,
+    is_wanted,
+    kind_of,
+    read_file,
+    read_folder,
+)
+from posttrainllm.runs.staging import stage_run
+from posttrainllm.runs.trainer_state import TrainerState
+from posttrainllm.settings import show
+from posttrainllm.storage import write_error, write_file
+from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
+from posttrainllm.text.tokenizer_files import load as load_tokenizer
+from posttrainllm.training.starting import GENTLER, nearest_preset
+
+BYTES = "bytes"
+UNPACKED = "unpacked"
+
+# What a .tinygpt header says about training -> our settings; what does not fit them is left out.
+_TRAINING = {
+    "batchSize": "data.batch_size",
+    "learningRate": "schedule.learning_rate",
+    "gradClip": "optimizer.clip_norm",
+    "maxSteps": "training.steps",
+    "evalEvery": "training.eval_every",
+    "seed": "training.seed",
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was made from a model of somewhere else."""
+
+    path: Path
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    kind: str
+    """What it was: "run", "model folder" or ".tinygpt, fp32"."""
+    notices: tuple[str, ...] = ()
+
+
+def import_model(
+    source: Path, *, runs_dir: Path, name: str | None = None, tokenizer: str | None = None
+) -> Imported:
+    """Make a run of a model folder, a run, a .zip of either, or a .tinygpt file.
+
+    Without ``name`` it is called as the source is, with a number when that is taken. ``tokenizer``
+    is "bytes" or a folder with the tokenizer, for a model folder that has none.
+
+    Raises: CheckpointError, in one line that names the file, the field and the value; nothing is
+    left then.
+    """
+    if not os.path.lexists(source):
+        raise CheckpointError(
+            f"{source} does not exist", "give a model folder, a .zip of a run, or a .tinygpt file"
+        )
+    given = None if tokenizer is None else _tokenizer(tokenizer)
+    made: list[Imported] = []
+
+    def fill(folder: Path) -> None:
+        if source.is_dir():
+            made.append(_from_folder(source, folder, given))
+        elif kind_of(source) == "tinygpt":
+            opened = read_file(source, moments=True)
+            assert opened.file is not None
+            _write(opened, folder, _tinygpt_config(opened.file))
+            made.append(_read_back(folder, f".tinygpt, {opened.file.dtype}"))
+        else:
+            made.append(_from_archive(source, folder, given))
+
+    def say_source(folder: Path) -> None:
+        try:
+            fill(folder)
+        except CheckpointError as error:  # nobody can look into a folder that is gone
+            message = error.message.replace(str(folder / UNPACKED), str(source))
+            message = message.replace(str(folder), str(source))
+            raise CheckpointError(message, error.hint) from None
+
+    base = source.resolve().name if source.is_dir() else source.name
+    for suffix in (".zip", ".tinygpt"):
+        base = base.removesuffix(suffix)
+    path = stage_run(runs_dir, name, base, say_source)
+    imported = made[0]
+    inside = path / "checkpoints" / imported.checkpoint.path.name
+    return fields(imported, path=path, checkpoint=fields(imported.checkpoint, path=inside))
+
+
+def _tokenizer(place: str) -> Tokenizer:
+    return ByteTokenizer() if place == BYTES else load_tokenizer(Path(place))
+
+
+def _from_folder(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
+    if is_run(source):
+        _copy_run(source, folder)
+        return _check_run(folder)
+    opened = read_folder(source, moments=True, tokenizer=tokenizer)
+    state = opened.checkpoint.state
+    config = _config(opened.checkpoint.config) if state is None else state.config
+    _write(opened, folder, config)
+    return _read_back(folder, "model folder" if state is None else "checkpoint")
+
+
+def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
+    inside = folder / UNPACKED
+    try:
+        inside.mkdir()
+        left = extract_model(source, inside).left
+        if is_run(inside):
+            for path in sorted(inside.iterdir()):
+                path.rename(folder / path.name)
+            imported = _check_run(folder)
+        else:
+            imported = _from_folder(inside, folder, tokenizer)
+            for path in inside.iterdir():
+                path.unlink()
+        inside.rmdir()
+    except OSError as error:
+        raise write_error(f"unpack {source.name}", folder.parent, error) from None
+    notices = imported.notices
+    if left:
+        shown = ", ".join(show(name) for name in left[:3]) + (", ..." if len(left) > 3 else "")
+        notices += (f"left out {len(left)} files that are no part of a run: {shown}",)
+    return fields(imported, notices=notices)
+
+
+def _copy_run(source: Path, folder: Path) -> None:
+    """Copy the files of a run that a zip of it would hold."""
+    for parent, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent) / name
+            relative = path.relative_to(source).as_posix()
+            if not is_wanted(relative):
+                continue
+            if path.is_symlink() or not path.is_file():
+                raise CheckpointError(f"{path} is not a regular file", "copy the file itself there")
+            target = folder / relative
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("rb") as stream:
+                    write_file(target, iter(lambda stream=stream: stream.read(2**20), b""))  # type: ignore[misc]
+            except OSError as error:
+                raise write_error(f"copy {relative}", folder.parent, error) from None
+
+
+def _check_run(folder: Path) -> Imported:
+    """Read everything that a run holds, as training and ``runs`` would."""
+    run = Run(folder)
+    config = run.config()
+    if not list_checkpoints(run.checkpoints):
+        raise CheckpointError("the run has no checkpoint", "let it train to its first one")
+    run.metrics.read()
+    run.samples.read()
+    imported = _read_back(folder, "run")
+    if imported.checkpoint.config != config.model:
+        raise CheckpointError(
+            f"config.toml and {imported.checkpoint.path.name} describe different models",
+            "the run is damaged: take it again from where it came",
+        )
+    return imported
+
+
+def _read_back(folder: Path, kind: str) -> Imported:
+    """What stands in the run, read from the disk."""
+    path, notices = newest_checkpoint(folder / "checkpoints")
+    opened = read_folder(path, moments=True)
+    return Imported(folder, opened.checkpoint, opened.tokenizer, kind, notices)
+
+
+def _write(opened: Opened, folder: Path, config: TrainConfig) -> None:
+    """Write a run of one checkpoint into an empty folder."""
+    checkpoint, run = opened.checkpoint, Run(folder)
+    file = opened.file
+    state = checkpoint.state or TrainerState(
+        step=0 if file is None else file.step,
+        seed=config.training.seed,
+        engine=config.engine.name,
+        threads=0,
+        tokenizer=opened.tokenizer.fingerprint,
+        elapsed_s=0.0,
+        config=config,
+    )
+    run.write_config(config)
+    for line in [] if file is None else _history(file):
+        run.metrics.append(line)
+    write_checkpoint(
+        run.checkpoints,
+        state=state,
+        params=checkpoint.params,
+        m=checkpoint.m,
+        v=checkpoint.v,
+        tokenizer=opened.tokenizer,
+        keep=1,
+    )
+
+
+def _config(model: GPTConfig) -> TrainConfig:
+    """The configuration of a run for a foreign model: the nearest preset's, at a gentler rate."""
+    base = load_config(nearest_preset(model))
+    sizes: dict[str, object] = {f"model.{key}": value for key, value in model.model_dump().items()}
+    return replace(base, {**sizes, "schedule.learning_rate": GENTLER * base.schedule.learning_rate})
+
+
+def _tinygpt_config(file: TinyGPT) -> TrainConfig:
+    """The configuration of a run for a .tinygpt file: what its header says about training, at a constant rate."""
+    config = replace(
+        _config(file.config), {"schedule.kind": "constant", "schedule.warmup_steps": 0}
+    )
+    for theirs, ours in _TRAINING.items():
+        value: Any = file.training.get(theirs)
+        if ours in ("schedule.learning_rate", "optimizer.clip_norm") and type(value) is int:
+            value = float(value)
+        try:
+            config = replace(config, {ours: value})
+        except ConfigError:
+            continue
+    return config
+
+
+def _history(file: TinyGPT) -> Iterable[dict[str, Any]]:
+    """The losses of a header as lines of metrics.jsonl, as far as they are what they should be."""
+    last = 0
+    for entry in file.history:
+        if not isinstance(entry, dict):
+            continue
+        step, loss, val = (entry.get(key) for key in ("step", "train", "val"))
+        if type(step) is not int or not last < step <= file.step or not _is_number(loss):
+            continue
+        last = step
+        yield {
+            "step": step,
+            "loss": loss,
+            "val_loss": val if _is_number(val) else None,
+            "lr": None,
+            "grad_norm": None,
+            "tokens_per_second": None,
+            "elapsed_s": None,
+        }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
