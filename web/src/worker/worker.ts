@@ -1,0 +1,120 @@
+// worker.ts: the Web Worker around it all: one message in, one action; errors become messages.
+import type { RunHandle } from "../storage/index.ts";
+import { breath } from "./breath.ts";
+import { examine, probe } from "./examine.ts";
+import { Job } from "./job.ts";
+import { Library } from "./library.ts";
+import { Outbox } from "./outbox.ts";
+import type { FromWorker, TextSource, ToWorker } from "./protocol.ts";
+import { refusalOf } from "./refusal.ts";
+import { openRuns } from "./runs.ts";
+import { Writer } from "./writer.ts";
+
+const post = (message: FromWorker): void => self.postMessage(message);
+const notice = (message: string): void => post({ kind: "notice", message });
+
+let library: Library;
+let writer: Writer;
+let job: Job | null = null;
+let ended: Promise<void> = Promise.resolve();
+let examined = 0;
+
+async function perform(message: ToWorker): Promise<void> {
+  switch (message.kind) {
+    case "hello":
+      library = new Library(message.data);
+      writer = new Writer(library, post);
+      if (message.lock !== null) hold(message.lock);
+      await library.tables();
+      return post({ kind: "ready" });
+    case "write":
+      return writer.write(message);
+    case "stop-writing":
+      return writer.stop();
+    case "probe":
+      return post({ kind: "speed", speed: await probe(library, notice) });
+    case "examine":
+      return examineFor(message);
+    case "train":
+    case "go-on":
+      job?.stop();
+      await ended;
+      ended = train(message);
+      return ended;
+    case "pause":
+      return job?.pause();
+    case "resume":
+      return job?.resume();
+    case "stop":
+      return job?.stop();
+    case "more":
+      return job?.more(message.steps);
+    case "attend":
+      return;
+    default:
+      return message satisfies never;
+  }
+}
+
+/** A lock that goes with this worker: whoever waits for it learns that the worker has ended. */
+function hold(lock: string): void {
+  void (navigator as { locks?: LockManager }).locks?.request(lock, () => new Promise(() => {}));
+}
+
+async function examineFor(message: Extract<ToWorker, { kind: "examine" }>): Promise<void> {
+  const turn = ++examined;
+  await breath(); // of several in a row, the last one counts
+  if (turn !== examined) return;
+  try {
+    const found = await examine(library, message.settings, message.text, message.engine, () => turn === examined);
+    if (found !== null) post({ kind: "facts", id: message.id, facts: found.facts, refusal: null });
+  } catch (error) {
+    post({ kind: "facts", id: message.id, facts: null, refusal: refusalOf(error) });
+  }
+}
+
+async function train(message: Extract<ToWorker, { kind: "train" | "go-on" }>): Promise<void> {
+  const outbox = new Outbox(post);
+  outbox.phase("opening");
+  const tables = await library.tables();
+  const store = await openRuns(library, message.place, notice);
+  const run = message.kind === "go-on" ? await store.open(message.run, "write") : null;
+  try {
+    const first = (await run?.latest()) ?? null;
+    first?.notices.forEach(notice);
+    const wanted = run?.settings ?? (message.kind === "train" ? message.settings : {});
+    const found = await examine(library, wanted, run === null ? textOf(message) : await ownText(run), message.engine);
+    if (found === null) return;
+    const { facts, corpus, choice } = found;
+    const settings = { ...wanted, "engine.name": choice.engine };
+    const held = run ?? (await store.create(undefined, settings, { name: corpus.name, text: corpus.text, bundled: corpus.bundled }));
+    job = new Job({
+      place: { host: library.host, tables, notice },
+      statistics: await library.statistics(),
+      storePlace: message.place,
+      run: held,
+      settings, corpus, choice, facts, first, outbox,
+    });
+    if (message.kind === "go-on" && message.more > 0) job.more(message.more);
+    await job.run();
+  } catch (error) {
+    await run?.close();
+    throw error;
+  } finally {
+    job = null;
+  }
+}
+
+const textOf = (message: ToWorker): TextSource => (message.kind === "train" ? message.text : { kind: "bundled" });
+
+/** The text of a run that goes on. Throws CorpusMissing when it is nowhere here. */
+async function ownText(run: RunHandle): Promise<TextSource> {
+  const name = run.corpusIdentity?.name ?? run.name;
+  return { kind: "own", name, files: [{ name, bytes: await run.corpus() }] };
+}
+
+self.onmessage = (event: MessageEvent<ToWorker>) => {
+  perform(event.data).catch((error: unknown) => {
+    post({ kind: "failed", about: event.data.kind, refusal: refusalOf(error) });
+  });
+};

@@ -1,0 +1,133 @@
+// writer.ts: writes with one model at a time, which stays open for the next text.
+import type { Engine, Tensors } from "../runtime/engine.ts";
+import { number } from "../runtime/program.ts";
+import type { Settings } from "../runtime/tables.ts";
+import { Breathing } from "./breath.ts";
+import { openWriting } from "./engines.ts";
+import { encode, writeTokens } from "./generate.ts";
+import type { Library } from "./library.ts";
+import type { FromWorker, ModelSource, ToWorker, WrittenToken } from "./protocol.ts";
+import { modelSettings, readQuantised } from "./quantised.ts";
+import { openRuns } from "./runs.ts";
+import { Refused } from "./refusal.ts";
+import { schemaOf } from "./site.ts";
+
+const SHOWN = 12; // candidates that are told with each token
+const GAP_MS = 40; // between two messages: text should flow
+
+interface Open {
+  readonly key: string;
+  readonly engine: Engine;
+  readonly settings: Settings;
+  readonly params: Tensors;
+}
+
+export class Writer {
+  readonly #library: Library;
+  readonly #post: (message: FromWorker) => void;
+  #open: Promise<Open> | null = null;
+  #key = "";
+  #turn = 0;
+
+  constructor(library: Library, post: (message: FromWorker) => void) {
+    this.#library = library;
+    this.#post = post;
+  }
+
+  /** Ends what is being written now, at the next token. */
+  stop(): void {
+    this.#turn++;
+  }
+
+  async write(asked: Extract<ToWorker, { kind: "write" }>): Promise<void> {
+    const turn = ++this.#turn;
+    const began = performance.now();
+    const { engine, settings, params } = await this.#model(asked.model);
+    if (turn !== this.#turn) return;
+    const context = number(settings, "model.n_ctx");
+    this.#post({
+      kind: "model", id: asked.id, context, info: engine.info,
+      parameters: [...params.values()].reduce((sum, values) => sum + values.length, 0),
+      layers: number(settings, "model.n_layer"), heads: number(settings, "model.n_head"),
+    });
+    const site = await this.#library.site();
+    const stops = asked.stop.filter((text) => text !== "").map(encode);
+    const longest = Math.max(0, ...stops.map((stop) => stop.length));
+    const prompt = encode(asked.prompt);
+    const how = { prompt, context, seed: asked.seed, tokens: asked.tokens, sampling: asked.sampling, candidates: SHOWN };
+    const breathing = new Breathing(GAP_MS);
+    let waiting: WrittenToken[] = [];
+    let tail: number[] = [];
+    let [count, firstMs, sent, start] = [0, 0, 0, performance.now()];
+    let why: "length" | "stop" | "stopped" = "length";
+    const send = (): void => {
+      if (waiting.length === 0) return;
+      const perSecond = count > 1 ? (count - 1) / ((performance.now() - start) / 1000) : 0;
+      this.#post({ kind: "written", id: asked.id, tokens: waiting, firstMs, perSecond });
+      waiting = [];
+      sent = performance.now();
+    };
+    for await (const token of writeTokens(engine, site, how)) {
+      if (turn !== this.#turn) {
+        why = "stopped";
+        break;
+      }
+      if (count++ === 0) {
+        firstMs = performance.now() - began;
+        start = performance.now();
+      }
+      waiting.push(token);
+      tail = longest ? [...tail, token.token].slice(-longest) : tail;
+      if (stops.some((stop) => endsWith(tail, stop))) {
+        why = "stop";
+        break;
+      }
+      if (count === 1 || performance.now() - sent > GAP_MS) send();
+      await breathing.now();
+    }
+    send();
+    this.#post({ kind: "write-ended", id: asked.id, why });
+  }
+
+  async #model(source: ModelSource): Promise<Open> {
+    const key = JSON.stringify(source);
+    if (this.#open === null || key !== this.#key) {
+      const before = this.#open;
+      this.#key = key;
+      this.#open = this.#load(source, key, before);
+      this.#open.catch(() => (this.#open = null));
+    }
+    return this.#open;
+  }
+
+  async #load(source: ModelSource, key: string, before: Promise<Open> | null): Promise<Open> {
+    await before?.then(({ engine }) => engine.close()).catch(() => {});
+    const tables = await this.#library.tables();
+    const found = source.kind === "bundled" ? await this.#bundled(source.name) : await this.#ofRun(source);
+    const place = { host: this.#library.host, tables, notice: (message: string) => this.#post({ kind: "notice", message }) };
+    const engine = await openWriting(place, found.settings);
+    await engine.load(found.params);
+    return { key, engine, ...found };
+  }
+
+  async #bundled(name: string): Promise<{ settings: Settings; params: Tensors }> {
+    const tables = await this.#library.tables();
+    const file = await this.#library.read(`models/${name}.safetensors`);
+    const { config, params } = await readQuantised(file, name);
+    const preset = schemaOf(tables).default_preset;
+    return { settings: modelSettings(config, { preset, ...tables.presets[preset]?.settings }), params };
+  }
+
+  async #ofRun(source: Extract<ModelSource, { kind: "run" }>): Promise<{ settings: Settings; params: Tensors }> {
+    const store = await openRuns(this.#library, source.place, () => {});
+    const run = await store.open(source.name);
+    const found = await run.latest();
+    if (found === null) throw new Refused(`run ${source.name} has no snapshot yet`, "train it for a minute, or pause it");
+    return { settings: run.settings, params: found.state.params };
+  }
+}
+
+function endsWith(tail: readonly number[], stop: readonly number[]): boolean {
+  const from = tail.length - stop.length;
+  return from >= 0 && stop.every((token, k) => tail[from + k] === token);
+}
