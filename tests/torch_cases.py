@@ -8,7 +8,7 @@ import numpy as np
 
 from needs import require
 from posttrainllm.config import TrainConfig, load_config, replace
-from posttrainllm.engines.base import Batch, StepResult, StepScalars
+from posttrainllm.engines.base import Batch, State, StepResult, StepScalars
 
 torch = require("torch")
 
@@ -81,3 +81,8 @@ def largest_difference(got: Tensors, wanted: Tensors) -> float:
         float(np.abs(got[name] - wanted[name]).max() / max(np.abs(wanted[name]).max(), 1e-30))
         for name in wanted
     )
+
+
+def parts(state: State) -> tuple[Tensors, Tensors, Tensors]:
+    """Parameters and both moments."""
+    return state.params, state.m, state.v

@@ -198,7 +198,8 @@ def trace(
 
     The gradients of step 1 are computed twice, once to be read here: so what a step leaves behind in work space is part of the check.
     """
-    config = replace(config, {"engine.name": engine})
+    exact = {"engine.precision": "float32"} if config.engine.precision == "auto" else {}
+    config = replace(config, {"engine.name": engine, **exact})
     label = f"{engine} float64" if float64 else engine
     runner = training_engine(config, dtype=np.float64 if float64 else np.float32)
     try:

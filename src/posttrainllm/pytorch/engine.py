@@ -1,9 +1,14 @@
 """The torch engine: PyTorch's kernels and autograd behind the same protocol as the other engines.
 
 What this is: ``TorchEngine``, which trains and runs ``pytorch.gpt.GPT`` on the CPU, CUDA or MPS. It
-alone offers dropout.
+alone offers dropout, Muon and bfloat16.
 What this is not: an engine that runs programs; it has a model of its own, and therefore is the
-witness that the tests hold the programs to. Read next: ``pytorch/gpt.py``, ``pytorch/optim.py``.
+witness that the tests hold the programs to. Read next: ``pytorch/step.py``, the training step;
+``pytorch/choices.py``, what it runs with.
+
+Two modules share the arenas: ``trained`` is what steps run through, in the chosen precision and with the
+padded vocabulary; ``module`` is float32 and writes, evaluates and answers: it computes what a
+checkpoint of this moment would.
 
 The same seed gives bit-identical losses on the same machine with the same PyTorch on the CPU, for
 one number of threads; with another number PyTorch may sum in another order. On CUDA and MPS nothing
@@ -13,14 +18,15 @@ of the kind is promised.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
 
-from posttrainllm.config import GPTConfig, TrainConfig
+from posttrainllm.config import GPTConfig, TrainConfig, replace
 from posttrainllm.engines.base import (
     F32,
     I32,
@@ -29,10 +35,11 @@ from posttrainllm.engines.base import (
     StepResult,
     StepScalars,
     Tensors,
+    TooLarge,
     check_memory,
 )
 from posttrainllm.errors import EngineError
-from posttrainllm.machine import available_threads, processor_name
+from posttrainllm.machine import available_threads
 
 try:
     import torch
@@ -43,17 +50,28 @@ except ModuleNotFoundError as error:
         "the torch engine needs PyTorch, which is not installed",
         hint="pip install 'posttrainllm[torch]'",
     ) from None
-from posttrainllm.pytorch.gpt import GPT, IGNORED_TARGET, Cache
-from posttrainllm.pytorch.optim import ArenaAdamW
+from torch.nn.attention import sdpa_kernel
 
-Device = Literal["cpu", "cuda", "mps"]
+from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
+from posttrainllm.pytorch.choices import Choices, Device, choose
+from posttrainllm.pytorch.device import (
+    attention_kernels,
+    device_name,
+    logits_limit,
+    matrix_precision,
+)
+from posttrainllm.pytorch.gpt import GPT, Cache, run_block
+from posttrainllm.pytorch.loss import chunk_rows, cross_entropy
+from posttrainllm.pytorch.optim import Optimizer, muon_names
+from posttrainllm.pytorch.step import Reduce, TrainingStep
 
 
 class TorchEngine:
     """Trains and runs the model of a configuration with PyTorch.
 
-    ``device`` None takes CUDA, else MPS, else the CPU. ``dtype`` float64 is for tests; arrays are
-    then given back in float64, too.
+    ``device`` None takes the configuration's. ``dtype`` float64 is for tests; arrays are then given
+    back in float64, too. ``reduce`` sums gradients and loss over ranks. Without ``training`` there
+    is no room for gradients and moments.
 
     The number of threads is PyTorch's, so it holds for the whole process and the engine that was
     made last decides it.
@@ -66,36 +84,68 @@ class TorchEngine:
         config: TrainConfig,
         device: Device | None = None,
         dtype: Literal["float32", "float64"] = "float32",
+        *,
+        training: bool = True,
+        reduce: Reduce | None = None,
     ) -> None:
         """Allocate the model; its values come with ``load``.
 
         Raises: EngineError where the device is not there or cannot do the dtype, TooLarge where
         memory is short.
         """
-        chosen, reason = _choose_device(device)
+        if dtype == "float64":
+            config = replace(config, {"engine.precision": "float32"})
+        self.choices: Choices = choose(config, device, training=training)
+        chosen = self.choices.device
         if chosen == "mps" and dtype == "float64":
             raise EngineError("device mps has no float64", hint="use the CPU for float64")
         torch.set_num_threads(config.engine.threads or available_threads())
         self.config = config
+        self._training = training
         self._device = torch.device(chosen)
-        self._dtype, self._itemsize = {
-            "float32": (torch.float32, 4),
-            "float64": (torch.float64, 8),
-        }[dtype]
-        if (
-            chosen == "cpu"
-        ):  # CUDA and MPS have memory of their own and say themselves when it is used up
-            check_memory(self.name, self._needed())
-        with torch.device("meta"):
-            self.module = GPT(config.model).eval()
-        self._optimizer = ArenaAdamW(
-            self.module, config.optimizer, device=self._device, dtype=self._dtype
-        )
-        self._loss = torch.zeros((), device=self._device, dtype=self._dtype)
-        self._nonfinite = False
-        self._results: list[StepResult] = []
+        self._dtype = {"float32": torch.float32, "float64": torch.float64}[dtype]
+        self._working = torch.bfloat16 if self.choices.precision == "bf16" else self._dtype
+        self._check_memory()
         self._cache: Cache | None = None
-        self._reason = reason
+        with self._out_of_memory():
+            self._allocate(reduce)
+
+    def _allocate(self, reduce: Reduce | None) -> None:
+        model, muon = self.config.model, self.config.optimizer.kind == "muon"
+        self._arenas = Arenas(
+            model,
+            device=self._device,
+            dtype=self._dtype,
+            working=self._working,
+            n_vocab=padded_vocabulary(model.n_vocab, self.choices.vocabulary_multiple),
+            apart=muon_names(model) if muon else frozenset(),
+            training=self._training,
+        )
+        with torch.device("meta"):
+            self.module = GPT(model).eval()
+            self.trained = GPT(self._arenas.padded).train(model.dropout > 0)
+        self.module.load_state_dict(self._arenas.params, assign=True)
+        if not self._training:
+            return
+        kernels: ModuleType | None = None
+        if self.choices.triton and self._dtype == torch.float32:
+            kernels = import_module("posttrainllm.pytorch.kernels")
+        working = self._arenas.padded_views(self._arenas.flat_working)
+        self.trained.load_state_dict(working, assign=True)
+        if self.choices.compiled:
+            self.trained.run_block = torch.compile(run_block, dynamic=False)
+        self._step = TrainingStep(
+            self.trained,
+            self._arenas,
+            Optimizer(self._arenas, self.config.optimizer, kernels),
+            n_vocab=model.n_vocab,
+            chunk=chunk_rows(
+                self._arenas.padded.n_vocab, self._working.itemsize, logits_limit(self._device)
+            ),
+            cross_entropy=kernels.cross_entropy if kernels else cross_entropy,
+            around=self._around,
+            reduce=reduce,
+        )
 
     @property
     def info(self) -> dict[str, str | int]:
@@ -104,105 +154,155 @@ class TorchEngine:
             "engine": self.name,
             "torch": torch.__version__,
             "device": self._device.type,
-            "device_name": _device_name(self._device),
-            "device_reason": self._reason,
+            "device_name": device_name(self._device),
+            "device_reason": self.choices.device_reason,
             "threads": torch.get_num_threads(),
             "dtype": str(self._dtype).removeprefix("torch."),
+            **self.choices.info(),
         }
 
     @property
     def nbytes(self) -> int:
-        """Memory of a training step: four arenas exactly, what autograd keeps by a formula."""
-        rows = self.config.data.batch_size * self.config.model.n_ctx
-        return self._optimizer.nbytes + saved_numbers(self.config.model, rows) * self._itemsize
+        """Memory of a training step: the arenas exactly, what lives during a step by a formula."""
+        return self._arenas.nbytes + (self._transient() if self._training else 0)
 
-    def _needed(self) -> int:
-        """What is taken here and while training, with the copies of the state of a checkpoint."""
-        rows = self.config.data.batch_size * self.config.model.n_ctx
-        arenas = (4 + 3) * self.config.model.parameters()
-        return (arenas + saved_numbers(self.config.model, rows)) * self._itemsize
+    def _transient(self) -> int:
+        """Bytes between the first kernel of a step and its last: what autograd keeps, and gradients of parameters."""
+        model = self.config.model
+        rows = self.config.data.batch_size * model.n_ctx
+        chunk = min(
+            rows, chunk_rows(model.n_vocab, self._working.itemsize, logits_limit(self._device))
+        )
+        numbers = saved_numbers(model, rows) + 2 * chunk * model.n_vocab + model.parameters()
+        return numbers * self._working.itemsize
+
+    def _check_memory(self) -> None:
+        """Ask for what is taken here and while training, with the copies of the state of a checkpoint."""
+        numbers = self.config.model.parameters()
+        working = self._working.itemsize if self._working != self._dtype else 0
+        needed = numbers * self._dtype.itemsize
+        if self._training:
+            needed = numbers * (4 * self._dtype.itemsize + working) + self._transient()
+        copies = 3 * numbers * self._dtype.itemsize
+        if self._device.type == "cpu":
+            check_memory(self.name, needed + copies)
+        elif self._device.type == "cuda":
+            free = torch.cuda.mem_get_info(self._device)[0]
+            if needed > free:
+                raise TooLarge(self.name, needed, free)
+
+    @contextmanager
+    def _out_of_memory(self) -> Iterator[None]:
+        """Turn PyTorch's error into ours: the estimate was too low, or others take memory, too."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"the {self._device.type} device has no memory left: {str(error).splitlines()[0]}",
+                "use a smaller --batch-size, with data.accumulation raised as much, or a smaller model",
+            ) from None
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """Matrix precision and kernels of attention of a training step."""
+        with ExitStack() as stack:
+            if self._device.type == "cuda":
+                stack.enter_context(matrix_precision(self.choices.precision != "float32"))
+                if self._working == torch.bfloat16:
+                    stack.enter_context(
+                        sdpa_kernel(attention_kernels(self.config.model), set_priority=True)
+                    )
+            yield
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """No gradients; products in TF32 where the steps have less: its error is far below theirs."""
+        with torch.inference_mode(), ExitStack() as stack:
+            if self._device.type == "cuda":
+                stack.enter_context(matrix_precision(self.choices.precision != "float32"))
+            stack.enter_context(self._out_of_memory())
+            yield
 
     def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
         """See ``Engine.load``; arrays of any float type are taken.
 
         Raises: EngineError for a missing, unexpected or misshapen tensor; nothing is changed then.
         """
-        optimizer = self._optimizer
-        arenas = ((optimizer.params, params), (optimizer.m, m), (optimizer.v, v))
-        for views, values in arenas:
+        arenas = self._arenas
+        given: list[tuple[Mapping[str, torch.Tensor], Tensors | None]] = [(arenas.params, params)]
+        if self._training:
+            given += [(arenas.m, m), (arenas.v, v)]
+        for views, values in given:
             if values is not None:
                 _check(views, values)
-        for views, values in arenas:
+        for views, values in given:
             for name, view in views.items():
                 if values is None:
                     view.zero_()
                 else:
                     view.copy_(torch.from_numpy(np.ascontiguousarray(values[name])))
-        self._nonfinite = False
-        self._results.clear()
+        arenas.refresh_working()
         self._cache = None
+        if self._training:
+            self._step.reset()
+            if self.choices.graph and not self._step.captured:
+                with self._out_of_memory():  # compiled before that where so chosen
+                    self._step.capture(self.config)
 
     def state(self) -> State:
         """See ``Engine.state``."""
-        optimizer = self._optimizer
-        return State(*(_copies(views) for views in (optimizer.params, optimizer.m, optimizer.v)))
+        arenas = self._arenas
+        if not self._training:
+            return State(_copies(arenas.params), {}, {})
+        return State(_copies(arenas.params), _copies(arenas.m), _copies(arenas.v))
 
     def gradients(self, batch: Batch, *, inv_count: float, first: bool) -> None:
         """See ``Engine.gradients``. B is free from call to call, and so is T up to n_ctx."""
-        if first:
-            self._optimizer.zero_grad()
-            self._loss.zero_()
-        tokens, targets = self._tokens(batch.tokens), self._targets(batch.targets)
-        with self._dropout(batch.tokens):
-            loss = self.module.loss_sum(tokens, targets) * inv_count
-        torch.autograd.backward(loss)
-        self._loss += loss.detach()
+        self._check_tokens(batch.tokens)
+        self._check_targets(batch.targets)
+        with self._out_of_memory():
+            self._step.gradients(
+                batch.tokens, batch.targets, inv_count, first, self._dropout_seed(batch.tokens)
+            )
 
     def update(self, scalars: StepScalars) -> None:
         """See ``Engine.update``; from the first norm that is not finite on, nothing changes."""
-        # One wait for the device a step, for both numbers.
-        loss, norm = torch.stack([self._loss, self._optimizer.grad_norm()]).tolist()
-        self._nonfinite = self._nonfinite or not math.isfinite(norm)
-        if not self._nonfinite:
-            self._optimizer.clip(norm)
-            self._optimizer.step(scalars.lr, scalars.correction1, scalars.correction2)
-        finite = not self._nonfinite and math.isfinite(loss)
-        self._results.append(StepResult(loss, norm, finite))
+        with self._out_of_memory():
+            self._step.update(scalars)
 
     def results(self, wait: bool = True) -> list[StepResult]:
         """See ``Engine.results``."""
-        taken, self._results = self._results, []
-        return taken
+        return self._step.results(wait)
 
     def gradient_tensors(self) -> dict[str, F32]:
-        """See ``Engine.gradient_tensors``; ``update`` overwrites them."""
-        return _copies(self._optimizer.grads)
+        """See ``Engine.gradient_tensors``; as they were before the clip."""
+        self._step.flush()
+        return _copies(self._arenas.grads)
 
-    @torch.inference_mode()
     def loss(self, batch: Batch) -> float:
         """See ``Engine.loss``; without dropout."""
-        total = self.module.loss_sum(self._tokens(batch.tokens), self._targets(batch.targets))
-        return float(total) / max(1, batch.trained)
+        with self._inference():
+            total = self.module.loss_sum(self._tokens(batch.tokens), self._targets(batch.targets))
+            return float(total) / max(1, batch.trained)
 
-    @torch.inference_mode()
     def logits(self, tokens: I32) -> F32:
         """See ``Engine.logits``."""
-        logits: F32 = self.module(self._tokens(tokens)).cpu().numpy()
-        return logits
+        with self._inference():
+            logits: F32 = self.module(self._tokens(tokens)).cpu().numpy()
+            return logits
 
-    @torch.inference_mode()
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
         """See ``Engine.prefill``."""
         batch, time = tokens.shape
-        ids = self._tokens(tokens)
-        filled = torch.from_numpy(np.full(batch, time) if lengths is None else lengths)
-        filled = filled.to(self._device, torch.int64)
-        self._cache = Cache(self.config.model, batch, device=self._device, dtype=self._dtype)
-        hidden = self.module.hidden(ids, self._cache)
-        self._cache.advance(filled)
-        return self._next_logits(hidden[torch.arange(batch, device=self._device), filled - 1])
+        with self._inference():
+            ids = self._tokens(tokens)
+            filled = torch.from_numpy(np.full(batch, time) if lengths is None else lengths)
+            filled = filled.to(self._device, torch.int64)
+            self._cache = Cache(self.config.model, batch, device=self._device, dtype=self._dtype)
+            hidden = self.module.hidden(ids, self._cache)
+            self._cache.advance(filled)
+            return self._next_logits(hidden[torch.arange(batch, device=self._device), filled - 1])
 
-    @torch.inference_mode()
     def decode(self, tokens: I32) -> F32:
         """See ``Engine.decode``. Raises: EngineError when the cache is full."""
         batch, capacity = len(tokens), self.config.model.n_ctx
@@ -212,9 +312,10 @@ class TorchEngine:
                 f"decode needs a prefill of {batch} prompts and room in the cache of "
                 f"{capacity} tokens"
             )
-        hidden = self.module.hidden(self._tokens(tokens[:, None]), cache)
-        cache.advance(1)
-        return self._next_logits(hidden[:, 0])
+        with self._inference():
+            hidden = self.module.hidden(self._tokens(tokens[:, None]), cache)
+            cache.advance(1)
+            return self._next_logits(hidden[:, 0])
 
     def close(self) -> None:
         """Free the cache; the rest goes with the engine."""
@@ -225,8 +326,8 @@ class TorchEngine:
         logits: F32 = self.module.head(hidden).cpu().numpy()
         return logits
 
-    def _tokens(self, tokens: I32) -> torch.Tensor:
-        """Check token ids, since a wrong one kills the whole CUDA context, and move them over."""
+    def _check_tokens(self, tokens: I32) -> None:
+        """Raise EngineError for ids that are none: one such kills a whole CUDA context."""
         model = self.config.model
         if tokens.shape[1] > model.n_ctx:
             raise EngineError(
@@ -237,38 +338,34 @@ class TorchEngine:
                 f"token ids must lie in 0 .. {model.n_vocab - 1}, "
                 f"got {tokens.min()} .. {tokens.max()}"
             )
-        return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
 
-    def _targets(self, targets: I32) -> torch.Tensor:
-        """Take any negative target for an ignored one, as the op does, and move them over."""
+    def _check_targets(self, targets: I32) -> None:
         n_vocab = self.config.model.n_vocab
         if targets.size and targets.max() >= n_vocab:
             raise EngineError(
                 f"targets must lie in 0 .. {n_vocab - 1}, or be -1; got {targets.max()}"
             )
-        ids = np.maximum(targets, IGNORED_TARGET).astype(np.int64)
-        return torch.from_numpy(ids).to(self._device)
 
-    @contextmanager
-    def _dropout(self, tokens: I32) -> Iterator[None]:
-        """Run the model in training mode with masks that depend on the seed and the batch alone.
+    def _tokens(self, tokens: I32) -> torch.Tensor:
+        self._check_tokens(tokens)
+        return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+
+    def _targets(self, targets: I32) -> torch.Tensor:
+        """Take any negative target for an ignored one, as the op does, and move them over."""
+        self._check_targets(targets)
+        return torch.from_numpy(np.maximum(targets, -1).astype(np.int64)).to(self._device)
+
+    def _dropout_seed(self, tokens: I32) -> int | None:
+        """Seed the masks of a micro-batch by the run's seed and its tokens alone; None without dropout.
 
         So a resumed run draws the masks that it would have drawn, with no generator state in any
-        checkpoint, and the caller's generators stay where they are (on MPS torch cannot say that).
+        checkpoint.
         """
         if self.config.model.dropout == 0:
-            yield
-            return
-        seed = self.config.training.seed.to_bytes(8, "little")
-        digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8, key=seed).digest()
-        on_cuda = [torch.cuda.current_device()] if self._device.type == "cuda" else []
-        self.module.train()
-        try:
-            with torch.random.fork_rng(devices=on_cuda):
-                torch.manual_seed(int.from_bytes(digest, "little"))
-                yield
-        finally:
-            self.module.eval()
+            return None
+        key = self.config.training.seed.to_bytes(8, "little")
+        digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8, key=key).digest()
+        return int.from_bytes(digest, "little") >> 1
 
 
 def saved_numbers(model: GPTConfig, rows: int) -> int:
@@ -276,40 +373,10 @@ def saved_numbers(model: GPTConfig, rows: int) -> int:
 
     A layer keeps, a row: both LayerNorms' inputs (2 C) and outputs (2 C), q k v (3 C), what
     attention gives (C), the log-sum-exp (H), the MLP before and after GELU (2 F) and the
-    statistics (4). The end keeps its LayerNorm's input and output (2 C), the log-probabilities (V)
-    and, while it lasts, their gradient and the logits' (2 V).
+    statistics (4). The end keeps its LayerNorm's input and output (2 C) and the gradient of that (C).
     """
     layer = 8 * model.n_embd + 2 * model.inner + model.n_head + 4
-    end = 2 * model.n_embd + 3 * model.n_vocab
-    return rows * (model.n_layer * layer + end)
-
-
-def _choose_device(device: Device | None) -> tuple[Device, str]:
-    """Return the device and why it was taken."""
-    there: dict[Device, bool] = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if device is None:
-        best = next(name for name, is_there in there.items() if is_there)
-        return best, "the fastest that PyTorch finds here"
-    if not there[device]:
-        raise EngineError(
-            f"PyTorch {torch.__version__} finds no device {device}",
-            hint="devices here: " + ", ".join(name for name, is_there in there.items() if is_there),
-        )
-    return device, "asked for"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if (
-        device.type == "cpu"
-    ):  # with the vector instructions that PyTorch chose, which decide rounding
-        return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
-    return processor_name()
+    return rows * (model.n_layer * layer + 3 * model.n_embd)
 
 
 def _check(views: Mapping[str, torch.Tensor], values: Tensors) -> None:

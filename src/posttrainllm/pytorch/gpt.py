@@ -14,6 +14,8 @@ L n_layer, S positions seen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -147,13 +149,23 @@ class Block(nn.Module):
         return x
 
 
+def run_block(block: nn.Module, x: Tensor) -> Tensor:
+    """One layer without a cache, as in training: what torch.compile translates, once for all layers.
+
+    Shapes: x, returned (B, T, C).
+    """
+    out: Tensor = block(x, 0, None)
+    return out
+
+
 class GPT(nn.Module):
-    """The whole model, tokens in, logits out."""
+    """The whole model, tokens in, logits out; ``run_block`` may be replaced by a compiled one."""
 
     def __init__(self, config: GPTConfig) -> None:
         """Build it on the current default device and in the default dtype."""
         super().__init__()
         self.config = config
+        self.run_block: Callable[[nn.Module, Tensor], Tensor] = run_block
         self.wte = _embedding(config.n_vocab, config.n_embd)
         self.wpe = _embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -176,7 +188,7 @@ class GPT(nn.Module):
             positions = self.wpe.weight[: tokens.shape[1]]
         x = F.dropout(self.wte(tokens) + positions, self.config.dropout, self.training)
         for layer, block in enumerate(self.h):
-            x = block(x, layer, cache)
+            x = self.run_block(block, x) if cache is None else block(x, layer, cache)
         normalized: Tensor = self.ln_f(x)
         return normalized
 

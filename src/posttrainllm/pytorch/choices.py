@@ -1,0 +1,183 @@
+"""What the torch engine runs with, and why: device, precision, kernels, graph, torch.compile.
+
+What this is: ``choose``, which turns the settings of ``engine`` and what is there into one ``Choices``,
+every part with its reason. Nothing falls back in silence: what was asked for and cannot be had is an
+EngineError, what was left open is decided here and shown at the start of a run.
+What this is not: the doing (``step.py``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+
+from posttrainllm.config import TrainConfig, replace
+from posttrainllm.errors import EngineError
+
+Device = Literal["cpu", "cuda", "mps"]
+Precision = Literal["float32", "tf32", "bf16"]
+
+COMPILE_SECONDS: Final = 25.0
+"""What translating one block and its gradients takes, in seconds; measured 12 to 22 (docs/torch.md)."""
+
+GAIN: Final = 0.15
+"""Share of a step's time that torch.compile saves at least; measured 0.15 to 0.4 (docs/torch.md)."""
+
+KERNEL_SECONDS: Final = 2.2e-6
+"""A small kernel inside a CUDA graph, start to start."""
+
+CALLS_A_LAYER: Final = 45
+CALLS_AROUND: Final = 40
+"""Kernels of a step that is not compiled: a layer's forward and backward, and what stands around the layers."""
+
+RATE: Final[Mapping[str, float]] = {"bf16": 300e12, "tf32": 120e12, "float32": 35e12}
+"""Operations a second that a step reaches on a large card, for the estimate of a step's time alone."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen; each ``*_reason`` says why."""
+
+    device: Device
+    device_reason: str
+    precision: Precision
+    precision_reason: str
+    compiled: bool
+    compile_reason: str
+    triton: bool
+    kernels_reason: str
+
+    @property
+    def graph(self) -> bool:
+        """Whether a step is one CUDA graph."""
+        return self.device == "cuda"
+
+    @property
+    def vocabulary_multiple(self) -> int:
+        """The embedding's rows in memory are a multiple of this: tensor cores want one."""
+        return 64 if self.device == "cuda" else 1
+
+    def info(self) -> dict[str, str | int]:
+        """As part of ``Engine.info``."""
+        return {
+            "precision": self.precision,
+            "precision_reason": self.precision_reason,
+            "step": "one CUDA graph" if self.graph else "call by call",
+            "kernels": "triton and torch" if self.triton else "torch",
+            "kernels_reason": self.kernels_reason,
+            "compile": "on" if self.compiled else "off",
+            "compile_reason": self.compile_reason,
+        }
+
+
+def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Choices:
+    """Decide everything. ``device`` overrides the configuration's.
+
+    Raises: EngineError for what was asked for by name and is not there.
+    """
+    wanted = device or (None if config.engine.device == "auto" else config.engine.device)
+    where, why_there = choose_device(wanted)
+    precision, why_precise = _precision(config, where)
+    triton, why_kernels = _kernels(where)
+    compiled, why_compiled = _compile(config, where, precision, triton) if training else (
+        False, "nothing is trained here",
+    )  # fmt: skip
+    return Choices(
+        where, why_there, precision, why_precise, compiled, why_compiled, triton, why_kernels
+    )
+
+
+def choose_device(device: Device | None) -> tuple[Device, str]:
+    """Return the device and why it was taken. Raises: EngineError."""
+    there: dict[Device, bool] = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if device is None:
+        best = next(name for name, is_there in there.items() if is_there)
+        return best, "the fastest that PyTorch finds here"
+    if not there[device]:
+        raise EngineError(
+            f"PyTorch {torch.__version__} finds no device {device}",
+            hint="devices here: " + ", ".join(name for name, is_there in there.items() if is_there),
+        )
+    return device, "asked for"
+
+
+def as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
+    """Fill what the configuration leaves open as ``before``, an engine's ``info``, had it.
+
+    Precision and compiler are taken over on the same kind of device only.
+    """
+    wanted = None if config.engine.device == "auto" else config.engine.device
+    same = before.get("device") == choose_device(wanted)[0]
+    left_open = {"threads": 0} | ({"precision": "auto", "compile": "auto"} if same else {})
+    changes = {
+        f"engine.{key}": before[key]
+        for key, value in left_open.items()
+        if getattr(config.engine, key) == value and before.get(key)
+    }
+    return replace(config, changes)
+
+
+def _precision(config: TrainConfig, device: Device) -> tuple[Precision, str]:
+    asked = config.engine.precision
+    tensor_cores = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+    if asked == "auto":
+        if tensor_cores:
+            return "bf16", "several times as fast as float32 on this card; weights stay float32"
+        return "float32", f"no fast bfloat16 is known on this {device} device"
+    if asked == "tf32" and not tensor_cores:
+        raise EngineError(
+            "tf32 is a form of arithmetic of NVIDIA's cards from compute capability 8.0 on, "
+            f"and the device is {device}",
+            "leave engine.precision out, or ask for float32",
+        )
+    assert asked != "float16", "refused with the configuration"
+    return asked, "asked for"
+
+
+def _kernels(device: Device) -> tuple[bool, str]:
+    """Whether the Triton kernels run: on CUDA, where the package is there."""
+    if device != "cuda":
+        return False, f"Triton is for CUDA, and the device is {device}"
+    if importlib.util.find_spec("triton") is None:
+        return False, "the package triton, part of PyTorch for Linux, is not installed"
+    return True, "Triton is there"
+
+
+def _compile(
+    config: TrainConfig, device: Device, precision: Precision, triton: bool
+) -> tuple[bool, str]:
+    """Whether torch.compile translates the layers: when asked to, or when that wins its time back."""
+    asked = config.engine.compile
+    if asked != "auto":
+        return asked == "on", "asked for"
+    if device != "cuda" or not triton:
+        return False, "automatic on CUDA with Triton only"
+    step = step_seconds(config, precision)
+    won = config.training.steps * step * GAIN
+    told = (
+        f"{config.training.steps:,} steps of about {1e3 * step:.2g} ms would win back "
+        f"{won:.0f} s of the {COMPILE_SECONDS:.0f} s that it takes"
+    )
+    return won > COMPILE_SECONDS, told
+
+
+def step_seconds(config: TrainConfig, precision: Precision) -> float:
+    """Estimate a step on a large card, not compiled: arithmetic and the starts of kernels.
+
+    By formula and not by the clock, so that two runs of one configuration choose alike.
+    """
+    model = config.model
+    rows = config.data.batch_size * config.model.n_ctx
+    attention = 12 * model.n_layer * model.n_embd * model.n_ctx
+    flops = rows * (6 * model.parameters() + attention)
+    calls = CALLS_A_LAYER * model.n_layer + CALLS_AROUND
+    one = flops / RATE[precision] + calls * KERNEL_SECONDS
+    return config.data.accumulation * one

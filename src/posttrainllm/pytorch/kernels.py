@@ -1,0 +1,158 @@
+"""Three kernels for CUDA, in Triton: what PyTorch would do in twenty small calls or three long passes.
+
+``cross_entropy``   loss and gradient of logits: two reads and a write, in place
+``finish_step``     norm of the gradients, the non-finite flag and the line of the results, in one block
+``adamw``           clip, AdamW and the bfloat16 copy of the weights: one pass over the arenas
+
+What this is not: the definitions; those are ``loss.cross_entropy`` and ``optim.py`` in PyTorch's own
+calls, which run where there is no Triton, and which the tests hold these to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cross_entropy(
+    logits: Any,
+    targets: Any,
+    losses: Any,
+    scale: Any,
+    n_vocab: tl.constexpr,
+    padded: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row: lse online over blocks of the vocabulary, then the gradient over the logits.
+
+    Shapes: logits (R, P), overwritten; targets, losses (R,); scale ().
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * padded
+    target = tl.load(targets + row)
+    factor = tl.load(scale)
+    columns = tl.arange(0, BLOCK)
+    if target < 0:
+        tl.store(losses + row, 0.0)
+        for start in range(0, padded, BLOCK):
+            at = start + columns
+            zero = tl.zeros([BLOCK], tl.float32).to(logits.dtype.element_ty)
+            tl.store(logits + at, zero, mask=at < padded)
+        return
+    highest, total = -float("inf"), 0.0
+    for start in range(0, n_vocab, BLOCK):
+        at = start + columns
+        z = tl.load(logits + at, mask=at < n_vocab, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(highest, tl.max(z, 0))
+        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher), 0)
+        highest = higher
+    lse = highest + tl.log(total)
+    tl.store(losses + row, (lse - tl.load(logits + target).to(tl.float32)) * factor)
+    for start in range(0, padded, BLOCK):
+        at = start + columns
+        z = tl.load(logits + at, mask=at < n_vocab, other=-float("inf")).to(tl.float32)
+        grad = (tl.exp(z - lse) - tl.where(at == target, 1.0, 0.0)) * factor
+        tl.store(logits + at, grad.to(logits.dtype.element_ty), mask=at < padded)
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, scale: Tensor, n_vocab: int
+) -> tuple[Tensor, Tensor]:
+    """See ``loss.cross_entropy``; the gradient takes the place of the logits."""
+    rows, padded = logits.shape
+    losses = torch.empty(rows, device=logits.device, dtype=torch.float32)
+    block = min(8192, triton.next_power_of_2(padded))
+    warps = 16 if block > 2048 else 4 if block > 512 else 2
+    _cross_entropy[(rows,)](
+        logits, targets, losses, scale, n_vocab, padded, BLOCK=block, num_warps=warps
+    )
+    return losses.sum(), logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish_step(
+    squares: Any, count: tl.constexpr, loss: Any, norm: Any, nonfinite: Any, ring: Any, counter: Any,
+    RING: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program. Shapes: squares (count,); loss, norm (); nonfinite, counter (1,); ring (RING, 3)."""
+    lanes = tl.arange(0, BLOCK)
+    partial = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, count, BLOCK):
+        one = tl.load(squares + start + lanes, mask=start + lanes < count, other=0.0)
+        partial += one * one
+    length = tl.sqrt_rn(tl.sum(partial, 0))
+    finite = (length == length) & (length < float("inf"))
+    bad = tl.where(finite, tl.load(nonfinite), 1)
+    tl.store(norm, length)
+    tl.store(nonfinite, bad)
+    at = tl.load(counter)
+    row = ring + (at % RING) * 3
+    tl.store(row, tl.load(loss))
+    tl.store(row + 1, length)
+    tl.store(row + 2, bad.to(tl.float32))
+    tl.store(counter, at + 1)
+
+
+def finish_step(
+    norms: Tensor, loss: Tensor, norm: Tensor, nonfinite: Tensor, ring: Tensor, counter: Tensor
+) -> None:
+    """See ``optim.finish_step``."""
+    _finish_step[(1,)](
+        norms, norms.numel(), loss, norm, nonfinite, ring, counter,
+        RING=len(ring), BLOCK=4096, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _adamw(
+    params: Any, grads: Any, m: Any, v: Any, working: Any, scalars: Any, norm: Any, nonfinite: Any,
+    n: Any, decayed: Any, beta1: Any, rest1: Any, beta2: Any, rest2: Any, eps: Any,
+    weight_decay: Any, clip_norm: Any, CAST: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One block of the arenas a program; nothing at all once the flag is set.
+
+    Shapes: params, grads, m, v, working (n,); scalars (4,): inv_count, lr, corrections; norm (); nonfinite (1,).
+    """
+    if tl.load(nonfinite) != 0:
+        return
+    length = tl.load(norm)
+    scale = tl.where(length > clip_norm, tl.div_rn(clip_norm, length), 1.0)
+    lr = tl.load(scalars + 1)
+    correction1, correction2 = tl.load(scalars + 2), tl.load(scalars + 3)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    g = tl.load(grads + at, mask=inside, other=0.0) * scale
+    p = tl.load(params + at, mask=inside, other=0.0)
+    first = beta1 * tl.load(m + at, mask=inside, other=0.0) + rest1 * g
+    second = beta2 * tl.load(v + at, mask=inside, other=0.0) + rest2 * g * g
+    change = tl.div_rn(
+        tl.div_rn(first, correction1), tl.sqrt_rn(tl.div_rn(second, correction2)) + eps
+    )
+    p = p - lr * (change + tl.where(at < decayed, weight_decay, 0.0) * p)
+    tl.store(params + at, p, mask=inside)
+    tl.store(m + at, first, mask=inside)
+    tl.store(v + at, second, mask=inside)
+    if CAST:
+        tl.store(working + at, p.to(working.dtype.element_ty), mask=inside)
+
+
+def adamw(
+    params: Tensor, grads: Tensor, m: Tensor, v: Tensor, working: Tensor, *,
+    scalars: Tensor, norm: Tensor, nonfinite: Tensor, decayed: int, beta1: float, beta2: float,
+    eps: float, weight_decay: float, clip_norm: float,
+) -> None:  # fmt: skip
+    """Clip, update and cast one range of the arenas; ``decayed`` counts from the range's start.
+
+    Shapes: params, grads, m, v, working (n,), working the params themselves where there is no copy.
+    """
+    n, block = params.numel(), 1024
+    _adamw[(triton.cdiv(n, block),)](
+        params, grads, m, v, working, scalars, norm, nonfinite, n, decayed, beta1, 1 - beta1,
+        beta2, 1 - beta2, eps, weight_decay, clip_norm,
+        CAST=working.data_ptr() != params.data_ptr(), BLOCK=block, num_warps=4,
+    )  # fmt: skip
