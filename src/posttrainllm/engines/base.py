@@ -11,8 +11,9 @@ allocated from step to step; a non-finite gradient never reaches the parameters,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,11 +92,15 @@ class StepResult:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that training changes, float32 by parameter name: parameters and AdamW's moments."""
+    """Everything that training changes, float32 by parameter name: parameters and AdamW's moments.
+
+    Where no process holds all moments, ``m`` and ``v`` are empty and ``write_moments`` puts them into a folder.
+    """
 
     params: dict[str, F32]
     m: dict[str, F32]
     v: dict[str, F32]
+    write_moments: Callable[[Path], None] | None = field(default=None, kw_only=True)
 
 
 class Engine(Protocol):

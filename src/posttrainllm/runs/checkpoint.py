@@ -3,6 +3,7 @@
     checkpoints/step-000500/
       config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
       optimizer.safetensors  trainer_state.json      what resume needs; no moments before the first step
+      (optimizer-00001-of-00002.safetensors ...      instead of it, where several processes had a part each)
       hashes.json                                    written last: SHA-256 and size of the others
 
 A checkpoint is written under another name, flushed to the disk file by file, and renamed. So a
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from posttrainllm.formats.huggingface import (
     pick_parameters,
     stored_name,
 )
+from posttrainllm.formats.parts import part_files, read_parts
 from posttrainllm.formats.shards import read_shards, read_values
 from posttrainllm.formats.tensor_file import Floats, read_header, read_integer, write_tensors
 from posttrainllm.formats.untrusted import DAMAGED, plain_file, read_object
@@ -112,12 +114,15 @@ def write_checkpoint(
     tokenizer: Tokenizer,
     keep: int,
     keep_best: bool = False,
+    write_moments: Callable[[Path], None] | None = None,
 ) -> Path:
     """Save the model and all that resume needs as ``checkpoints/step-<state.step>``.
 
     Moments that are None are zero, and no file is written for them. The run's lock must be held.
     Afterwards the ``keep`` newest checkpoints stay, and with
     ``keep_best`` the one of the lowest validation loss too; older ones are removed.
+
+    ``write_moments`` puts the moments into the folder it is given, where no process has them all: then m and v are empty.
 
     Shapes: params and the moments m and v as in ``formats.huggingface.parameter_shapes``.
     Raises: CheckpointError when there is no room, the folder cannot be written, or a value is not
@@ -133,6 +138,8 @@ def write_checkpoint(
         checkpoints.mkdir(exist_ok=True)
         remove(temporary)
         temporary.mkdir()
+        if write_moments is not None:
+            write_moments(temporary)
         _write_files(temporary, state, params, moments, tokenizer)
         final = move_into_place(temporary, state.step)
     except OSError as error:
@@ -166,7 +173,7 @@ def read_checkpoint(
         raise CheckpointError(
             f"{folder}: {STATE_FILE} and {CONFIG_FILE} describe different models", DAMAGED
         )
-    there = os.path.lexists(folder / OPTIMIZER_FILE)
+    there = os.path.lexists(folder / OPTIMIZER_FILE) or part_files(folder)
     m, v = _read_moments(folder, state) if moments and there else (None, None)
     return Checkpoint(folder, trained, params, m, v, state, notices)
 
@@ -261,9 +268,27 @@ def _read_params(folder: Path, config: GPTConfig) -> dict[str, Floats]:
 
 
 def _read_moments(folder: Path, state: TrainerState) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    path = plain_file(folder, OPTIMIZER_FILE)
-    entries = read_header(path)
     wanted = moment_shapes(state.config.model)
+    if os.path.lexists(folder / OPTIMIZER_FILE):
+        path = plain_file(folder, OPTIMIZER_FILE)
+        values = _read_one_file(path, wanted, state.step)
+    else:
+        path, values = folder, read_parts(folder, wanted)
+    m = {name.removeprefix(MEAN): values[name] for name in values if name.startswith(MEAN)}
+    v = {name.removeprefix(SQUARE): values[name] for name in values if name.startswith(SQUARE)}
+    for name, array in v.items():
+        if (array < 0).any():
+            raise CheckpointError(
+                f"{path}: tensor {SQUARE + name!r} holds negative values", DAMAGED
+            )
+    return m, v
+
+
+def _read_one_file(
+    path: Path, wanted: Mapping[str, tuple[int, ...]], step: int
+) -> dict[str, Floats]:
+    """All moments from the file that one process wrote."""
+    entries = read_header(path)
     for name in {*entries, *wanted, "step"}:
         if name not in entries:
             raise CheckpointError(f"{path} lacks the tensor {name!r}", DAMAGED)
@@ -275,17 +300,9 @@ def _read_moments(folder: Path, state: TrainerState) -> tuple[dict[str, Floats],
             raise CheckpointError(
                 f"{path}: tensor {name!r} is {got}, wanted {list(shape)}", DAMAGED
             )
-    step = read_integer(entries["step"])
-    if step != state.step:
+    found = read_integer(entries["step"])
+    if found != step:
         raise CheckpointError(
-            f"{path} is of step {step}, and {STATE_FILE} of step {state.step}", DAMAGED
+            f"{path} is of step {found}, and {STATE_FILE} of step {step}", DAMAGED
         )
-    values = read_values({name: entries[name] for name in wanted})
-    m = {name.removeprefix(MEAN): values[name] for name in values if name.startswith(MEAN)}
-    v = {name.removeprefix(SQUARE): values[name] for name in values if name.startswith(SQUARE)}
-    for name, array in v.items():
-        if (array < 0).any():
-            raise CheckpointError(
-                f"{path}: tensor {SQUARE + name!r} holds negative values", DAMAGED
-            )
-    return m, v
+    return read_values({name: entries[name] for name in wanted})

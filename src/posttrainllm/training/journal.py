@@ -72,6 +72,7 @@ class Journal:
             tokenizer=self.tokenizer,
             keep=trainer_state.config.training.keep_checkpoints,
             keep_best=True,
+            write_moments=tensors.write_moments,
         )
         self._failing = False
         return self.saved
