@@ -124,7 +124,8 @@ def train(
     Raises: PosttrainError, in one line with the next action.
     """
     flags = _by_section(settings)
-    flags |= {"engine.name": engine, "training.steps": steps, "training.seed": seed}
+    named = {"engine.name": engine, "training.steps": steps, "training.seed": seed}
+    flags |= {key: value for key, value in named.items() if value is not None}
     flags["training.start_from"] = start_from
     if corpus is not None:
         paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)

@@ -35,7 +35,8 @@ from posttrainllm.runs.folder import CORPUS_FILE, MAX_NAME_BYTES, METRICS
 from posttrainllm.runs.trainer_state import TrainerState
 from posttrainllm.text.corpus import DEFAULT_NAME
 from posttrainllm.text.datasets import TINY_SHAKESPEARE
-from posttrainllm.text.tokenizer import ByteTokenizer
+from posttrainllm.text.tokenizer import CONFIG_FILE as TOKENIZER_CONFIG
+from posttrainllm.text.tokenizer import TOKENIZER_FILE, ByteTokenizer
 
 
 def files() -> dict[str, Any]:
@@ -76,8 +77,12 @@ def files() -> dict[str, Any]:
 
 
 def _tokenizer() -> dict[str, Any]:
-    """The two files of the byte tokenizer, as it writes them."""
+    """The two files of the byte tokenizer, as it writes them: one as text, whose keys JavaScript would bring into another order."""
     length: Any = {"setting": "model.n_ctx"}
-    with tempfile.TemporaryDirectory() as folder:
-        ByteTokenizer().save(Path(folder), n_ctx=length)
-        return {path.name: json.loads(path.read_bytes()) for path in sorted(Path(folder).iterdir())}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ByteTokenizer().save(folder, n_ctx=length)
+        return {
+            TOKENIZER_FILE: (folder / TOKENIZER_FILE).read_text(encoding="utf-8"),
+            TOKENIZER_CONFIG: json.loads((folder / TOKENIZER_CONFIG).read_bytes()),
+        }

@@ -1,0 +1,64 @@
+// errors.ts: what storage tells a person: one line that names the file, the field and the value, and what to do next.
+
+export class StorageError extends Error {
+  override name = "StorageError";
+  readonly hint: string;
+
+  constructor(message: string, hint = "") {
+    super(message);
+    this.hint = hint;
+  }
+}
+
+/** The run's text is in no place that this page can read: only its owner has it. */
+export class CorpusMissing extends StorageError {
+  override name = "CorpusMissing";
+  readonly corpus: { readonly name: string; readonly sha256: string };
+
+  constructor(run: string, corpus: { readonly name: string; readonly sha256: string }) {
+    super(
+      `run ${run} was trained on ${show(corpus.name)}, which is not in this browser`,
+      "open that file, and the run goes on where it stopped",
+    );
+    this.corpus = corpus;
+  }
+}
+
+export const DAMAGED = "the file is damaged: take another one, or copy it again";
+
+/** A refused value on one line of at most 60 characters. */
+export function show(value: unknown): string {
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(value);
+  } catch {
+    // a BigInt or a cycle
+  }
+  text ??= String(value);
+  return text.length <= 60 ? text : `${text.slice(0, 57)}...`;
+}
+
+/** A size for people, in powers of 1000: "1.2 GB". */
+export function showBytes(count: number): string {
+  let size = count;
+  for (const unit of ["bytes", "kB", "MB", "GB"]) {
+    if (size < 999.5) return unit === "bytes" || size >= 99.95 ? `${size.toFixed(0)} ${unit}` : `${size.toFixed(1)} ${unit}`;
+    size /= 1000;
+  }
+  return `${size.toFixed(1)} TB`;
+}
+
+/** What a failed write says; the quota of a browser's storage is the usual reason. */
+export function writeError(action: string, error: unknown, need?: number): StorageError {
+  if (error instanceof StorageError) return error;
+  const wanted = need === undefined ? "" : `, which needs ${showBytes(need)}`;
+  const name = error instanceof Error ? error.name : "";
+  if (name === "QuotaExceededError") {
+    return new StorageError(
+      `cannot ${action}${wanted}: this browser gives the page no more room`,
+      "delete runs on the Runs page, or download this one; nothing that was saved is lost",
+    );
+  }
+  const reason = error instanceof Error ? error.message || error.name : String(error);
+  return new StorageError(`cannot ${action}${wanted}: ${reason}`, "try again; nothing that was saved is lost");
+}

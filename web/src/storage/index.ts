@@ -1,0 +1,44 @@
+// index.ts: the runs of this browser, opened. Pages and workers import this file.
+import type { Tables } from "../runtime/tables.ts";
+import { StorageError } from "./errors.ts";
+import { MemoryShelf } from "./files.ts";
+import type { Bytes } from "./files.ts";
+import { formsOf } from "./forms.ts";
+import { openOpfs } from "./opfs.ts";
+import { BrowserStore, roomInBrowser } from "./run_store.ts";
+
+export { CorpusMissing, StorageError, showBytes } from "./errors.ts";
+export type { RunStore, RunText, Undo, Usage } from "./run_store.ts";
+export type { RunSummary } from "./run_summary.ts";
+export { RunHandle } from "./run_handle.ts";
+export type { Latest, MetricLine, SampleLine } from "./run_handle.ts";
+export type { CorpusIdentity, SnapshotFacts, TrainerState } from "./checkpoint.ts";
+export { askToKeep } from "./run_store.ts";
+
+export interface StoreOptions {
+  /** The address of the files that export_web.py wrote, with a slash at its end. */
+  readonly data: string | URL;
+  readonly notice?: (message: string) => void;
+}
+
+const memory = new MemoryShelf();
+
+/** The runs of this browser; where it gives the page no storage, runs that live as long as the page. */
+export async function openTabStore(tables: Tables, { data, notice = () => undefined }: StoreOptions): Promise<BrowserStore> {
+  const opfs = await openOpfs();
+  if (opfs === null) {
+    notice("this browser gives the page no storage (a private window, or an address without https): runs are gone when it is closed, unless you download them");
+  }
+  const around = {
+    tables, notice,
+    room: opfs === null ? async () => null : roomInBrowser,
+    bundledText: () => fetchText(new URL(formsOf(tables).bundled_corpus.file, data)),
+  };
+  return new BrowserStore(opfs ?? memory, around, opfs !== null);
+}
+
+async function fetchText(address: URL): Promise<Bytes> {
+  const response = await fetch(address);
+  if (!response.ok) throw new StorageError(`${address.pathname}: the server says ${response.status} ${response.statusText}`);
+  return new Uint8Array(await response.arrayBuffer());
+}

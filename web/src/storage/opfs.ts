@@ -1,0 +1,166 @@
+// opfs.ts: folders in the browser's own file system (OPFS), in pages and in workers.
+//
+// A worker writes through a sync access handle, which every browser with OPFS has; a page through a
+// writable stream, which goes to a copy and takes the name when it is closed.
+import type { Bytes, Chunks, FileEntry, Files, Shelf } from "./files.ts";
+import { missing } from "./files.ts";
+
+/** What the DOM library lacks: sync handles are for workers, entries of a folder are newer. */
+interface SyncHandle {
+  write(data: Bytes, options: { at: number }): number;
+  truncate(size: number): void;
+  flush(): void;
+  close(): void;
+}
+type FileHandle = FileSystemFileHandle & { createSyncAccessHandle?(): Promise<SyncHandle> };
+type Folder = FileSystemDirectoryHandle & { entries(): AsyncIterable<[string, FileSystemHandle]> };
+
+const absent = (error: unknown): boolean => error instanceof DOMException && error.name === "NotFoundError";
+
+class OpfsFiles implements Files {
+  readonly #root: Folder;
+
+  constructor(root: Folder) {
+    this.#root = root;
+  }
+
+  async #folder(path: string, create: boolean): Promise<[Folder, string]> {
+    const parts = path.split("/");
+    const name = parts.pop() ?? "";
+    let folder = this.#root;
+    for (const part of parts) folder = (await folder.getDirectoryHandle(part, { create })) as Folder;
+    return [folder, name];
+  }
+
+  async #file(path: string): Promise<File | null> {
+    try {
+      const [folder, name] = await this.#folder(path, false);
+      return await (await folder.getFileHandle(name)).getFile();
+    } catch (error) {
+      if (absent(error)) return null;
+      throw error;
+    }
+  }
+
+  async list(): Promise<FileEntry[]> {
+    const found: FileEntry[] = [];
+    const walk = async (folder: Folder, before: string): Promise<void> => {
+      for await (const [name, handle] of folder.entries()) {
+        const path = before + name;
+        if (handle.kind === "directory") await walk(handle as Folder, `${path}/`);
+        else {
+          const file = await (handle as FileSystemFileHandle).getFile().catch(() => null); // removed meanwhile
+          if (file !== null) found.push({ path, bytes: file.size, modified: file.lastModified });
+        }
+      }
+    };
+    await walk(this.#root, "");
+    return found;
+  }
+
+  async size(path: string): Promise<number | null> {
+    return (await this.#file(path))?.size ?? null;
+  }
+
+  async read(path: string, from = 0, to?: number): Promise<Bytes> {
+    return new Uint8Array(await (await this.blob(path)).slice(from, to).arrayBuffer());
+  }
+
+  async blob(path: string): Promise<Blob> {
+    const file = await this.#file(path);
+    if (file === null) throw missing(path);
+    return file;
+  }
+
+  async write(path: string, content: Chunks): Promise<void> {
+    await this.#put(path, 0, content);
+  }
+
+  async append(path: string, at: number, content: Bytes): Promise<void> {
+    await this.#put(path, at, [content]);
+  }
+
+  /** Cuts a file to `start` bytes and writes behind them. */
+  async #put(path: string, start: number, content: Chunks): Promise<void> {
+    const [folder, name] = await this.#folder(path, true);
+    const handle = (await folder.getFileHandle(name, { create: true })) as FileHandle;
+    if (handle.createSyncAccessHandle === undefined || typeof document !== "undefined") {
+      const stream = await handle.createWritable({ keepExistingData: start > 0 });
+      try {
+        await stream.truncate(start);
+        await stream.seek(start);
+        for await (const piece of content) await stream.write(piece);
+        await stream.close();
+      } catch (error) {
+        await stream.abort().catch(() => undefined);
+        throw error;
+      }
+      return;
+    }
+    const file = await handle.createSyncAccessHandle();
+    try {
+      file.truncate(start);
+      let at = start;
+      for await (const piece of content) {
+        const written = file.write(piece, { at });
+        if (written !== piece.length) throw new DOMException("the storage took a part of a file", "QuotaExceededError");
+        at += written;
+      }
+      file.flush();
+    } finally {
+      file.close();
+    }
+  }
+
+  async remove(path: string): Promise<void> {
+    try {
+      const [folder, name] = await this.#folder(path, false);
+      await folder.removeEntry(name, { recursive: true });
+    } catch (error) {
+      if (!absent(error)) throw error;
+    }
+  }
+}
+
+class OpfsShelf implements Shelf {
+  readonly #root: Folder;
+
+  constructor(root: Folder) {
+    this.#root = root;
+  }
+
+  async names(): Promise<string[]> {
+    const found: string[] = [];
+    for await (const [name, handle] of this.#root.entries()) if (handle.kind === "directory") found.push(name);
+    return found;
+  }
+
+  async create(name: string): Promise<Files> {
+    return new OpfsFiles((await this.#root.getDirectoryHandle(name, { create: true })) as Folder);
+  }
+
+  async open(name: string): Promise<Files> {
+    try {
+      return new OpfsFiles((await this.#root.getDirectoryHandle(name)) as Folder);
+    } catch (error) {
+      throw absent(error) ? missing(name) : error;
+    }
+  }
+
+  async delete(name: string): Promise<void> {
+    await this.#root.removeEntry(name, { recursive: true }).catch((error: unknown) => {
+      if (!absent(error)) throw error;
+    });
+  }
+}
+
+/** The folder `runs` of this origin; null where a browser gives a page no file system. */
+export async function openOpfs(): Promise<Shelf | null> {
+  const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
+  if (storage?.getDirectory === undefined) return null;
+  try {
+    return new OpfsShelf((await (await storage.getDirectory()).getDirectoryHandle("runs", { create: true })) as Folder);
+  } catch {
+    return null; // private windows of some browsers
+  }
+}
