@@ -116,8 +116,14 @@ def write_quantised(
 ) -> FileHash:
     """Write a model to a new file, and return the hash of what was written.
 
-    Raises: OSError.
+    Raises: CheckpointError for a weight that is not finite; OSError.
     """
+    odd = next((name for name in params if not np.isfinite(params[name]).all()), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{odd} holds values that are not finite, so {path} was not written",
+            "take an earlier checkpoint",
+        )
     floats: dict[str, Floats] = {}
     bytes_: dict[str, Bytes] = {}
     for name, shape in parameter_shapes(config).items():
