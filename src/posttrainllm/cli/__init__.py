@@ -19,9 +19,11 @@ from posttrainllm import __version__
 from posttrainllm.cli import lab
 from posttrainllm.cli.corpus import corpus
 from posttrainllm.cli.evaluate import evaluate
+from posttrainllm.cli.exchange import export_, import_
 from posttrainllm.cli.failures import exit_code
 from posttrainllm.cli.generate import generate
 from posttrainllm.cli.models import models
+from posttrainllm.cli.play import play
 from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
@@ -55,6 +57,7 @@ def start(
         typer.echo(context.get_help())
 
 
+app.command(rich_help_panel=EVERYDAY)(play)
 app.command(rich_help_panel=EVERYDAY)(train)
 app.command(rich_help_panel=EVERYDAY)(generate)
 app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
@@ -62,6 +65,8 @@ app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
 app.command(rich_help_panel=EVERYDAY)(models)
 app.command(rich_help_panel=EVERYDAY)(presets)
 app.command(rich_help_panel=DATA)(corpus)
+app.command("import", rich_help_panel=DATA)(import_)
+app.command("export", rich_help_panel=DATA)(export_)
 
 lab.register(app)
 

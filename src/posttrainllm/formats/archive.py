@@ -114,15 +114,17 @@ class _Bounded(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        self._path = path
+        self._path, self._size = path, os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if self.bound is not None and (size is None or size < 0 or size > self.bound):
+        if size is None or size < 0:
+            size = self._size - self.tell()
+        if self.bound is not None and size > self.bound:
             raise CheckpointError(
                 f"{self._path}: its table of entries is over the limit of {show_bytes(self.bound)}",
                 "a run has far fewer files",
             )
-        return super().read(-1 if size is None else size) or b""
+        return super().read(size) or b""
 
 
 def _check_entry(entry: zipfile.ZipInfo, path: Path) -> None:

@@ -45,7 +45,7 @@ MAX_NAME_BYTES = 100
 METRICS = ("step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "elapsed_s")
 """Keys of a line of metrics.jsonl; ``val_loss`` is null at steps without an evaluation."""
 
-RunState = Literal["running", "finished", "stopped", "damaged"]
+RunState = Literal["running", "finished", "stopped", "imported", "damaged"]
 
 # Names that Windows gives to devices, whatever the extension.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -262,9 +262,12 @@ def describe_run(run: Run) -> RunRow:
         lines = run.metrics.read()
     except (CheckpointError, ConfigError):
         state = "damaged"
-    newest = max((step_of(folder) for folder in list_checkpoints(run.checkpoints)), default=0)
+    saved = [step_of(folder) for folder in list_checkpoints(run.checkpoints)]
+    newest = max(saved, default=0)
     if is_locked(run.path):
         state = "running"
+    elif state is None and saved == [0]:  # nothing is trained here yet
+        state = "imported"
     elif state is None and config is not None:
         state = "finished" if newest >= config.training.steps else "stopped"
     losses = _column(lines, "loss")

@@ -1,7 +1,7 @@
 """From a model of somewhere else to a run here: what `posttrainllm import` does.
 
-A model folder of transformers and a .tinygpt file become a run with one checkpoint: of step 0 without
-moments, or of the step and with the moments that a .tinygpt file has. A run, in a folder or in a .zip,
+A model folder of transformers and a .tinygpt file become a run with one checkpoint: of step 0 where
+there are no moments, as training then starts anew; of its step where a .tinygpt file has them. A run, in a folder or in a .zip,
 is taken over file by file, unchanged. Either way everything was read and checked before the run
 appears under its name.
 
@@ -200,7 +200,7 @@ def _write(opened: Opened, folder: Path, config: TrainConfig) -> None:
     checkpoint, run = opened.checkpoint, Run(folder)
     file = opened.file
     state = checkpoint.state or TrainerState(
-        step=0 if file is None else file.step,
+        step=file.step if file is not None and file.m is not None else 0,
         seed=config.training.seed,
         engine=config.engine.name,
         threads=0,
@@ -209,7 +209,7 @@ def _write(opened: Opened, folder: Path, config: TrainConfig) -> None:
         config=config,
     )
     run.write_config(config)
-    for line in [] if file is None else _history(file):
+    for line in _history(file) if file is not None and state.step else []:
         run.metrics.append(line)
     write_checkpoint(
         run.checkpoints,

@@ -135,7 +135,7 @@ class Model:
         if self.card is not None and self.card.name == PYTHON:
             path = default_cache_dir() / f"python-{platform.python_version()}.txt"
             return [str(write_python_text(path))]
-        if self.checkpoint.state is not None:
+        if self.checkpoint.state is not None and self.checkpoint.path.is_dir():
             own = RunFolder(self.checkpoint.path.resolve().parent.parent).corpus
             if own is not None:
                 return [str(own)]
@@ -198,12 +198,12 @@ class Found:
         return PREFIX + self.card.name if self.card else str(self.checkpoint.path.resolve())
 
 
-def find_model(name: str, runs_dir: Path) -> Found:
+def find_model(name: str, runs_dir: Path, *, moments: bool = False) -> Found:
     """Read the weights behind a name: of a run, a checkpoint or Hugging Face folder, a file, or a model of the gallery.
 
     A file is a .zip of a run or a model folder, a .tinygpt, or a quantised .safetensors.
     A run, or a folder here, goes before a model of the gallery with the same name, and a notice says so; ``gallery:NAME`` is always
-    the gallery's.
+    the gallery's. With ``moments`` the optimizer's numbers are read too, where there are any.
 
     Raises: CheckpointError.
     """
@@ -216,10 +216,10 @@ def find_model(name: str, runs_dir: Path) -> Found:
     if name.endswith(".safetensors") and os.path.isfile(name):
         return _quantised(read_quantised(Path(name)), Path(name))
     if not run.is_dir() and os.path.isfile(name):
-        opened = read_file(Path(name))
+        opened = read_file(Path(name), moments=moments)
         return Found(opened.checkpoint, opened.tokenizer)
     folder = resolve_run(name, runs_dir, catalogue.names())
-    opened = read_folder(folder)
+    opened = read_folder(folder, moments=moments)
     checkpoint = opened.checkpoint
     if taken:
         note = f"{folder} has the name of a model of the gallery, which is {PREFIX}{name}"

@@ -141,7 +141,7 @@ def resumed_trainer(
         )
     config = changed(
         checkpoint.state.config,
-        changes or {},
+        _with_warmup(checkpoint.state, changes or {}),
         allow_change=allow_change,
         observer=watcher,
         free=_undecided(checkpoint.state),
@@ -163,6 +163,14 @@ def _undecided(state: TrainerState) -> tuple[str, ...]:
         return tuple(key for key in SETTINGS if not key.startswith("model."))
     of_text = () if state.corpus else ("data.corpus", "data.val_fraction")
     return (*of_text, "training.steps") if state.step >= state.config.training.steps else of_text
+
+
+def _with_warmup(state: TrainerState, changes: Mapping[str, object]) -> Mapping[str, object]:
+    """The changes to a run, with a shorter warm-up where its first steps become fewer, as in ``load_config``."""
+    steps, warmup = changes.get("training.steps"), "schedule.warmup_steps"
+    if state.step or not isinstance(steps, int) or warmup in changes:
+        return changes
+    return {**changes, warmup: max(0, min(state.config.schedule.warmup_steps, steps // 2))}
 
 
 def _start(config: TrainConfig, runs_dir: Path) -> tuple[Mapping[str, F32] | None, Tokenizer]:
