@@ -170,7 +170,7 @@ def change(header: dict[str, Any], key: str, value: Any) -> None:
         ("config", "{", "the config of .* is not JSON"),
         ("config", "[]", "must hold a JSON object"),
         ("config", "{}", "model_type is None, wanted 'gpt2'"),
-        ("n_embd", 8, r"wte\.weight' is I8 of shape \[13, 10\], wanted I8 of shape \[13, 8\]"),
+        ("n_embd", 8, r"of shape .*10.*, wanted .* of shape .*8"),
         ("n_layer", 3, r"describes .* numbers, more than it holds|lacks the tensor 'h\.2"),
         ("n_layer", 1, r"holds the unknown tensor 'h\.1"),
         ("n_layer", 10**18, "n_layer"),
