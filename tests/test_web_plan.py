@@ -17,11 +17,15 @@ from posttrainllm.config import (
     replace,
     settings_of,
 )
+from posttrainllm.engines.wasm_engine import WasmEngine
+from posttrainllm.engines.webgpu.engine import WebGpuEngine
+from posttrainllm.fuse import fuse
 from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.plan import Place, Plan, make_plan
 from web import assets, run_node
 
 CASES = 300
+ENGINES = {engine.name: engine for engine in (WasmEngine, WebGpuEngine)}
 
 
 def random_config(draw: random.Random) -> TrainConfig:
@@ -45,7 +49,7 @@ def random_config(draw: random.Random) -> TrainConfig:
 
 
 def cases() -> list[dict[str, Any]]:
-    draw = random.Random(5)
+    draw = random.Random(6)
     configs = [load_config(preset) for preset in PRESETS] + [
         random_config(draw) for _ in range(CASES)
     ]
@@ -59,6 +63,7 @@ def cases() -> list[dict[str, Any]]:
             {
                 "config": config,
                 "settings": settings_of(config),
+                "engine": draw.choice(list(ENGINES)),
                 "kind": kind,
                 "batch": batch,
                 "smaller": {"prefill": prompt, "decode": {"B": 1}},
@@ -80,6 +85,8 @@ def describe(case: dict[str, Any]) -> str:
         programs, dims = training_programs(config.model, optimizer, case["batch"])
     else:
         programs, dims = inference_programs(config.model, case["batch"])
+    ops = ENGINES[case["engine"]].fused_ops
+    programs = {name: fuse(program, ops) for name, program in programs.items()}
     plan: Plan = make_plan(programs, dims)
     inits = {
         buffer.name: buffer.init

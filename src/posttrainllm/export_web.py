@@ -32,6 +32,7 @@ from posttrainllm.engines.webgpu.tuning import wgsl_digest
 from posttrainllm.export_site import site
 from posttrainllm.extent import Extent
 from posttrainllm.fuse import fuse
+from posttrainllm.gallery.catalogue import FOLDER as MODELS
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGES, WASM
 from posttrainllm.model import inference_programs, training_programs
@@ -39,6 +40,7 @@ from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operan
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
 from posttrainllm.runs.export_form import files
+from posttrainllm.text.corpus import default_corpus_path
 from posttrainllm.text.counting import NAMES
 from posttrainllm.training.selfcheck import CHECKED, NORM_LIMIT
 from posttrainllm.training.selfcheck import LIMIT as CHECK_LIMIT
@@ -177,10 +179,10 @@ def _sets() -> dict[str, dict[str, list[str | int]]]:
 
 
 def write(folder: Path) -> None:
-    """Write the file and copy the modules. Raises: EngineError when the kernels are not built."""
-    text = json.dumps(export(), separators=(",", ":"))
+    """Write the file; copy modules, kernels, the default text and the gallery's models. Raises: EngineError when kernels are not built."""
+    tables = json.dumps(export(), separators=(",", ":"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(text, encoding="utf-8")
+    (folder / FILE).write_text(tables, encoding="utf-8")
     for build in WASM.processors:
         source = library_path(build, WASM)
         shutil.copyfile(source, folder / source.name)
@@ -188,6 +190,12 @@ def write(folder: Path) -> None:
     kernels.mkdir(exist_ok=True)
     for entry in package_files("posttrainllm.kernels").joinpath("wgsl").iterdir():
         (kernels / entry.name).write_bytes(entry.read_bytes())
+    text = default_corpus_path()
+    shutil.copyfile(text, folder / text.name)
+    models = folder / "models"
+    models.mkdir(exist_ok=True)
+    for path in sorted(MODELS.glob("*.*")):
+        shutil.copyfile(path, models / path.name)
 
 
 def main() -> None:

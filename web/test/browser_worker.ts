@@ -22,7 +22,7 @@ async function perform(work: Work): Promise<unknown> {
   const tables = readTables(new TextDecoder().decode(await host.read("posttrainllm.json")));
   if (work.kind === "train") {
     const text = new Uint8Array(await file("/data/train.bin"));
-    return train(host, tables, programSet(tables, work.job.settings, "training"), work.job, text);
+    return train(host, tables, programSet(tables, work.job.settings, "training", undefined, work.job.engine), work.job, text);
   }
   const vectors = JSON.parse(new TextDecoder().decode(await file("/data/cases.json"))) as Vectors;
   const data = await file("/data/data.bin");

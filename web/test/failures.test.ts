@@ -68,7 +68,7 @@ describe("what a host lacks", () => {
 
   test("a plan over the 32-bit limit takes the 64-bit build, with the same losses", async () => {
     const [narrow] = await opened();
-    const [wide] = await opened({ tables: limited(100, 1 << 18) });
+    const [wide] = await opened({ tables: limited(80, 1 << 18) });
     expect([narrow.info["build"], wide.info["build"]]).toEqual(["wasm32-threads", "wasm64-threads"]);
     expect(await losses(wide, 1, 3)).toEqual(await losses(narrow, 1, 3));
     await narrow.close();
@@ -76,15 +76,15 @@ describe("what a host lacks", () => {
   });
 
   test("a plan that fits nowhere is refused with both numbers", async () => {
-    const refused = opened({ tables: limited(100, 1 << 18), features: { ...ALL, memory64: false } });
+    const refused = opened({ tables: limited(80, 1 << 18), features: { ...ALL, memory64: false } });
     await expect(refused).rejects.toThrow(TooLarge);
-    await expect(refused).rejects.toThrow(/needs [\d,]+ bytes of memory and may take 6,553,600 bytes.*no 64-bit/);
+    await expect(refused).rejects.toThrow(/needs [\d,]+ bytes of memory and may take 5,242,880 bytes.*no 64-bit/);
   });
 
   test("a host that does not give shared memory gives the other kind", async () => {
     const { Memory } = WebAssembly;
     vi.spyOn(WebAssembly, "Memory").mockImplementation(function (given: WebAssembly.MemoryDescriptor) {
-      if (given.shared && Number(given.initial) > 100) throw new RangeError("could not allocate memory");
+      if (given.shared && Number(given.initial) > 80) throw new RangeError("could not allocate memory");
       return new Memory(given);
     } as never);
     const [engine, notices] = await opened();

@@ -6,10 +6,11 @@ import { Plan } from "../src/runtime/plan.ts";
 import type { Place } from "../src/runtime/plan.ts";
 import { programSet } from "../src/runtime/program.ts";
 import { readTables } from "../src/runtime/tables.ts";
-import type { Dims, Settings } from "../src/runtime/tables.ts";
+import type { Dims, EngineName, Settings } from "../src/runtime/tables.ts";
 
 interface Case {
   readonly settings: Settings;
+  readonly engine: EngineName;
   readonly kind: "training" | "inference";
   readonly batch: number;
   readonly smaller: Readonly<Record<string, Dims>>;
@@ -24,7 +25,7 @@ const text = (place: Place | null): string =>
   place === null ? "-" : `${place.region}:${place.offset}:${place.shape.join("x")}`;
 
 function describe(given: Case): string {
-  const plan = new Plan(tables, programSet(tables, given.settings, given.kind, given.batch));
+  const plan = new Plan(tables, programSet(tables, given.settings, given.kind, given.batch, given.engine));
   const lines = [`bytes ${plan.bytes}`];
   for (const region of plan.regions.values()) lines.push(`region ${region.name} ${region.dtype} ${region.elements}`);
   for (const [name, { part, place, init }] of plan.layout) lines.push(`parameter ${name} ${part} ${init} ${text(place)}`);

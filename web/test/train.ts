@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 import { nodeHost } from "../src/runtime/host_node.ts";
 import { programSet } from "../src/runtime/program.ts";
 import { readTables } from "../src/runtime/tables.ts";
+import { dawn } from "./webgpu_dawn.ts";
 import { train } from "./training_job.ts";
 import type { Job } from "./training_job.ts";
 
@@ -12,5 +13,5 @@ const host = nodeHost(assets ?? "");
 const tables = readTables(new TextDecoder().decode(await host.read("posttrainllm.json")));
 const job = JSON.parse(readFileSync(file ?? "", "utf8")) as Job & { text: string };
 const text = new Uint8Array(readFileSync(job.text));
-const set = programSet(tables, job.settings, "training");
-console.log(JSON.stringify(await train(host, tables, set, job, text)));
+const set = programSet(tables, job.settings, "training", undefined, job.engine);
+console.log(JSON.stringify(await train(host, tables, set, job, text, job.engine === "webgpu" ? dawn() : undefined)));

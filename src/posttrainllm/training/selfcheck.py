@@ -24,7 +24,9 @@ from posttrainllm.errors import EngineError
 from posttrainllm.model import training_programs
 
 STEPS = 10
-LIMIT = 1e-4  # relative, of losses; gradient norms may be off by ten times as much
+CHECKED = "tiny"
+LIMIT = 1e-4  # relative, of losses ...
+NORM_LIMIT = 10 * LIMIT  # ... and of gradient norms
 HALF_STEPS = 50
 HALF_LIMIT = 1e-3  # of losses in half precision, against float32 on the same adapter
 
@@ -99,7 +101,7 @@ def _compare_half(name: str) -> str:
 
 
 def _small_programs() -> Any:
-    config = load_config("tiny")
+    config = load_config(CHECKED)
     return training_programs(config.model, config.optimizer, config.data.batch_size)
 
 
@@ -140,7 +142,7 @@ def _train(engine: ProgramEngine, steps: int = STEPS) -> Losses:
 
 
 def _steps(engine: ProgramEngine, steps: int) -> Losses:
-    config = load_config("tiny")
+    config = load_config(CHECKED)
     shape = (config.data.batch_size, config.model.n_ctx)
     random = np.random.default_rng(1)
     engine.load(

@@ -55,8 +55,8 @@ export interface Engine {
   /** Loss and gradients of one micro-batch; unless `first`, added to what is there. */
   gradients(batch: Batch, invCount: number, first: boolean): Promise<void>;
   update(scalars: StepScalars): Promise<void>;
-  /** Results of the updates since the last time, in order. */
-  results(): Promise<StepResult[]>;
+  /** Results of the updates since the last time, in order; without `wait`, those that are there already. */
+  results(wait?: boolean): Promise<StepResult[]>;
   /** Mean loss of a batch in nats per token. */
   loss(batch: Batch): Promise<number>;
   /** Logits (rows, time, vocabulary). */
@@ -104,8 +104,10 @@ export abstract class ProgramEngine implements Engine {
   abstract write(place: Place, values: Float32Array | Int32Array): void;
   /** A copy of a place's content. */
   abstract read(place: Place): Promise<Float32Array>;
-  /** Turns bound calls into whatever `run` takes. */
+  /** Turns bound calls into whatever `run` takes, maybe by a promise. */
   protected abstract prepare(calls: BoundCall[]): unknown;
+  /** Gives back what was prepared and is not run again. */
+  protected forget(_prepared: unknown): void {}
   /** Runs prepared calls; what is written or read afterwards comes after them. */
   protected abstract run(prepared: unknown): void | Promise<void>;
   abstract close(): Promise<void>;
@@ -114,9 +116,13 @@ export abstract class ProgramEngine implements Engine {
   protected async runProgram(name: string, smaller: Dims = {}): Promise<void> {
     const key = `${name} ${JSON.stringify(smaller)}`;
     let prepared = this.#prepared.get(key);
-    if (prepared === undefined) {
-      prepared = this.prepare(this.plan.bind(name, smaller));
-      this.#prepared.set(key, prepared);
+    if (prepared === undefined) prepared = await this.prepare(this.plan.bind(name, smaller));
+    this.#prepared.delete(key); // to the end: the first is what was not used for longest
+    this.#prepared.set(key, prepared);
+    if (this.#prepared.size > KEPT) {
+      const [oldest = ""] = this.#prepared.keys();
+      this.forget(this.#prepared.get(oldest));
+      this.#prepared.delete(oldest);
     }
     await this.run(prepared);
   }
@@ -163,7 +169,7 @@ export abstract class ProgramEngine implements Engine {
     this.#input(program, "segment_start", new Int32Array(tokens.length));
   }
 
-  #setScalars(slots: Readonly<Record<string, number>>): void {
+  protected setScalars(slots: Readonly<Record<string, number>>): void {
     for (const [slot, value] of Object.entries(slots)) this.#scalars[this.tables.scalars.indexOf(slot)] = value;
     this.write({ region: "in.scalars", offset: 0, shape: [this.#scalars.length] }, this.#scalars);
   }
@@ -176,28 +182,33 @@ export abstract class ProgramEngine implements Engine {
         const values = new Float32Array(Math.min(DRAWN, count - start));
         this.control.initialValues(values, seed, name, init, layers, start);
         this.write({ ...place, offset: place.offset + start, shape: [values.length] }, values);
+        await this.written(4 * values.length);
       }
     }
-    this.#fresh();
+    await this.fresh();
     for (const kind of MOMENTS) this.#zero(kind);
   }
 
-  #fresh(): void {
-    const slots = this.tables.clip.length;
-    if (this.plan.regions.has("state.clip")) {
-      this.write({ region: "state.clip", offset: 0, shape: [slots] }, new Float32Array(slots));
-    }
+  /** Told of so many bytes that were written; an engine that copies them later may wait here. */
+  protected async written(_bytes: number): Promise<void> {}
+
+  /** New weights: no flag, and nothing of what was trained before. */
+  protected async fresh(): Promise<void> {
+    if (this.plan.regions.has("state.clip")) this.zero("state.clip");
     this.#results = [];
   }
 
-  #zero(kind: ArenaKind): void {
-    for (const part of this.tables.plan.parts) {
-      const elements = this.plan.regions.get(`${kind}.${part}`)?.elements ?? 0;
-      for (let offset = 0; offset < elements; offset += DRAWN) {
-        const count = Math.min(DRAWN, elements - offset);
-        this.write({ region: `${kind}.${part}`, offset, shape: [count] }, new Float32Array(count));
-      }
+  /** Fills a region with zeros. */
+  protected zero(region: string): void {
+    const { elements } = this.plan.region(region);
+    for (let offset = 0; offset < elements; offset += DRAWN) {
+      const count = Math.min(DRAWN, elements - offset);
+      this.write({ region, offset, shape: [count] }, new Float32Array(count));
     }
+  }
+
+  #zero(kind: ArenaKind): void {
+    for (const part of this.tables.plan.parts) if (this.plan.regions.has(`${kind}.${part}`)) this.zero(`${kind}.${part}`);
   }
 
   async load(params: Tensors, m?: Tensors, v?: Tensors): Promise<void> {
@@ -205,9 +216,14 @@ export abstract class ProgramEngine implements Engine {
     for (const [, tensors] of given) if (tensors !== undefined) this.#check(tensors); // before anything is written
     for (const [kind, tensors] of given) {
       if (tensors === undefined) this.#zero(kind);
-      else for (const [name, values] of tensors) this.write(this.plan.tensor(kind, name), values);
+      else {
+        for (const [name, values] of tensors) {
+          this.write(this.plan.tensor(kind, name), values);
+          await this.written(values.byteLength);
+        }
+      }
     }
-    this.#fresh();
+    await this.fresh();
   }
 
   #has(kind: ArenaKind): boolean {
@@ -228,31 +244,37 @@ export abstract class ProgramEngine implements Engine {
   }
 
   async state(): Promise<State> {
-    const read = async (kind: ArenaKind): Promise<Tensors> => {
-      const found: Tensors = new Map();
-      if (!this.#has(kind)) return found;
-      for (const name of this.plan.layout.keys()) found.set(name, await this.read(this.plan.tensor(kind, name)));
-      return found;
-    };
+    const read = async (kind: ArenaKind): Promise<Tensors> => (this.#has(kind) ? this.readTensors(kind) : new Map());
     return { params: await read("param"), m: await read("adam.m"), v: await read("adam.v") };
+  }
+
+  /** Copies of all tensors of a kind. */
+  protected async readTensors(kind: ArenaKind): Promise<Tensors> {
+    const found: Tensors = new Map();
+    for (const name of this.plan.layout.keys()) found.set(name, await this.read(this.plan.tensor(kind, name)));
+    return found;
   }
 
   async gradients(batch: Batch, invCount: number, first: boolean): Promise<void> {
     this.#setBatch("gradients", batch);
-    this.#setScalars({ inv_count: invCount, beta: first ? 0 : 1 });
+    this.setScalars({ inv_count: invCount, beta: first ? 0 : 1 });
     await this.runProgram("gradients");
   }
 
   async update(scalars: StepScalars): Promise<void> {
-    this.#setScalars({ ...scalars });
+    this.setScalars({ ...scalars });
     await this.runProgram("update");
     const clip = await this.read({ region: "state.clip", offset: 0, shape: [this.tables.clip.length] });
-    const loss = await this.#readLoss();
-    const slot = (name: string): number => clip[this.tables.clip.indexOf(name)] ?? NaN;
-    this.#results.push({ loss, gradNorm: slot("norm"), finite: slot("nonfinite") === 0 && Number.isFinite(loss) });
+    this.#results.push(this.resultOf(clip, await this.#readLoss()));
   }
 
-  async results(): Promise<StepResult[]> {
+  /** A step's result from the clip buffer and the loss. */
+  protected resultOf(clip: Float32Array, loss: number): StepResult {
+    const slot = (name: string): number => clip[this.tables.clip.indexOf(name)] ?? NaN;
+    return { loss, gradNorm: slot("norm"), finite: slot("nonfinite") === 0 && Number.isFinite(loss) };
+  }
+
+  async results(_wait = true): Promise<StepResult[]> {
     const taken = this.#results;
     this.#results = [];
     return taken;
@@ -265,7 +287,7 @@ export abstract class ProgramEngine implements Engine {
   async loss(batch: Batch): Promise<number> {
     this.#setBatch("loss", batch);
     const trained = batch.targets.reduce((count, target) => count + (target >= 0 ? 1 : 0), 0);
-    this.#setScalars({ inv_count: 1 / Math.max(1, trained), beta: 0 });
+    this.setScalars({ inv_count: 1 / Math.max(1, trained), beta: 0 });
     await this.runProgram("loss");
     return this.#readLoss();
   }
@@ -301,6 +323,9 @@ export abstract class ProgramEngine implements Engine {
     return this.read({ region: "out.next_logits", offset: 0, shape: [rows, this.#dim("decode", "V")] });
   }
 }
+
+/** Programs that stay prepared, prompts of different lengths among them. */
+const KEPT = 48;
 
 const MOMENTS: readonly ArenaKind[] = ["adam.m", "adam.v"];
 

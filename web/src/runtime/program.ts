@@ -4,7 +4,7 @@
 // calls. What this is not: a model (Python writes the programs) or a check (Python validates them
 // before it writes them). Read next: plan.ts.
 import { FORMAT, ProgramError } from "./tables.ts";
-import type { BufferJson, CallJson, Dims, Extent, ItemJson, ProgramJson, Settings, Shape, Tables } from "./tables.ts";
+import type { BufferJson, CallJson, Dims, EngineName, Extent, ItemJson, ProgramJson, Settings, Shape, Tables } from "./tables.ts";
 
 /** One call of an unrolled program: concrete names, and the row chunk it works on (null outside row blocks). */
 export interface Step {
@@ -145,16 +145,17 @@ export interface ProgramSet {
 
 /**
  * The programs of a configuration, and their dims: all that training runs ("training"), or what
- * writing and evaluating need ("inference"; `batch` rows at a time).
+ * writing and evaluating need ("inference"; `batch` rows at a time). `engine` is the one that runs them.
  */
 export function programSet(
   tables: Tables,
   settings: Settings,
   kind: "training" | "inference",
   batch = kind === "training" ? number(settings, "data.batch_size") : 1,
+  engine: EngineName = "wasm",
 ): ProgramSet {
   const variant = `${settings["model.activation"]}/${settings["model.tied"] ? "tied" : "untied"}`;
-  const all = tables.programs[variant];
+  const all = tables.programs[engine][variant];
   const members = tables.sets[kind];
   if (all === undefined || members === undefined) throw new ProgramError(`there are no programs for ${variant}`);
   const programs: Record<string, ProgramJson> = {};

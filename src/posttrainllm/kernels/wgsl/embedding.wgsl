@@ -96,3 +96,20 @@ fn embedding_backward_weight_add(
     if (lane >= 16u || index / blocks >= backward.N || c >= backward.C) { return; }
     dtable[u32(row) * backward.C + c] += total;
 }
+
+// A lane for every number of the table, without workgroup memory: chosen by name, for adapters on which a barrier costs more than a search.
+@compute @workgroup_size(64)
+fn embedding_backward_weight_lanes(
+    @builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
+) {
+    let at = (group.x + group.y * groups.x) * 64u + lane;
+    if (at >= backward.K * backward.C) { return; }
+    let j = find(at / backward.C);
+    var total = 0.0;
+    if (j < backward.N) {
+        var end = backward.N;
+        if (j + 1u < backward.N) { end = u32(starts[j + 1u]); }
+        for (var s = u32(starts[j]); s < end; s++) { total += dout[u32(order[s]) * backward.C + at % backward.C]; }
+    }
+    if (ACCUMULATE == 1u || (ACCUMULATE == 2u && scalars[1] != 0.0)) { dtable[at] += total; } else { dtable[at] = total; }
+}
