@@ -32,7 +32,7 @@ export async function chooseEngine(wanted: EngineChoice): Promise<Choice> {
     if (!report.usable) throw new Refused(report.reason, "take the engine WebAssembly: it runs everywhere");
     return { engine: "webgpu", reason: `you chose it; it runs on ${adapter}`, adapter };
   }
-  if (!report.usable) return { engine: "wasm", reason: report.reason, adapter };
+  if (!report.usable) return { engine: "wasm", reason: report.reason.replace(/[:;,] (or )?use WebAssembly$/, ""), adapter };
   if (report.software) return { engine: "wasm", reason: `WebGPU has no GPU here, only a program on the processor (${adapter})`, adapter };
   return { engine: "webgpu", reason: `this device has a GPU: ${adapter}`, adapter };
 }

@@ -1,16 +1,16 @@
 // curve.ts: the lines of a run as columns, for the chart: every logged step, and those that were evaluated.
 import type { MetricLine } from "../../worker/protocol.ts";
 
-const SMOOTH = 0.97; // of the moving average: what a step keeps of the ones before
+const SMOOTH = 0.9; // of the moving average: what a step keeps of the ones before
 const MOST = 4000; // points that are drawn
 
 export interface Columns {
-  readonly steps: readonly number[];
-  readonly loss: readonly (number | null)[];
-  readonly smooth: readonly (number | null)[];
-  readonly val: readonly (number | null)[];
-  readonly lr: readonly (number | null)[];
-  readonly gradNorm: readonly (number | null)[];
+  readonly steps: number[];
+  readonly loss: (number | null)[];
+  readonly smooth: (number | null)[];
+  readonly val: (number | null)[];
+  readonly lr: (number | null)[];
+  readonly gradNorm: (number | null)[];
 }
 
 export class Curve {
