@@ -44,7 +44,7 @@ from posttrainllm.storage import Chunk, FileHash, show_bytes, write_file
 SUFFIX = ".tinygpt"
 
 # The header's name of a size -> ours.
-_SIZES = {"layers": "n_layer", "heads": "n_head", "dModel": "n_embd", "ctx": "n_ctx"}
+SIZES = {"layers": "n_layer", "heads": "n_head", "dModel": "n_embd", "ctx": "n_ctx"}
 
 _MOMENTS = (1, 2)  # places of means and squares behind the weights of a tensor
 
@@ -94,7 +94,7 @@ def read_tinygpt(path: Path) -> TinyGPT:
         raise CheckpointError(
             f"{path} needs more memory than there is", "close other programs"
         ) from None
-    sizes = {*_SIZES, "dMlp"}
+    sizes = {*SIZES, "dMlp"}
     training = {key: value for key, value in header["config"].items() if key not in sizes}
     history = header.get("lossHistory")
     return TinyGPT(
@@ -145,8 +145,8 @@ def _config(header: Mapping[str, Any], path: Path) -> GPTConfig:
                 "plain GPT-2 only",
                 "this variant of the format cannot be loaded",
             )
-    shape: dict[str, Any] = {ours: sizes.get(theirs) for theirs, ours in _SIZES.items()}
-    for theirs, ours in _SIZES.items():
+    shape: dict[str, Any] = {ours: sizes.get(theirs) for theirs, ours in SIZES.items()}
+    for theirs, ours in SIZES.items():
         if type(shape[ours]) is not int:
             raise CheckpointError(
                 f"{path}: config.{theirs} must be a whole number, got {show(shape[ours])}", DAMAGED
@@ -306,7 +306,7 @@ def write_tinygpt(path: Path, model: TinyGPT, about: Mapping[str, Any] | None = 
         "version": VERSIONS[-1],
         "savedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
         "config": {
-            **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
+            **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
             "dMlp": config.inner,
             **model.training,
         },

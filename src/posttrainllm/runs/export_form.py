@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from posttrainllm.formats.huggingface import (
     config_document,
     generation_document,
 )
+from posttrainllm.formats.tinygpt import SIZES
+from posttrainllm.formats.tinygpt_layout import BLOCK, FIXED, MAGIC, VERSIONS, tensors
 from posttrainllm.runs.checkpoint import MEAN, SQUARE
 from posttrainllm.runs.checkpoint_folder import (
     HASHES_FILE,
@@ -73,6 +76,30 @@ def files() -> dict[str, Any]:
             "sha256": TINY_SHAKESPEARE.sha256,
             "bytes": TINY_SHAKESPEARE.n_bytes,
         },
+    }
+
+
+def tinygpt_form(training: Mapping[str, str], gentler: float) -> dict[str, Any]:
+    """What stands where in a .tinygpt file.
+
+    ``training`` maps its settings to ours; ``gentler`` is the share of a preset's rate that a foreign model is trained on with.
+    """
+    sizes = dict.fromkeys(("n_layer", "n_head", "n_embd", "n_ctx"), 1)
+    entries: list[list[Any]] = [
+        [tensor.name, tensor.ours, tensor.part, tensor.declared == tensor.shape[::-1]]
+        for tensor in tensors(GPTConfig.model_validate({**sizes, "n_embd": 3, "n_ctx": 2}))
+    ]
+    return {
+        "magic": MAGIC.decode(),
+        "versions": list(VERSIONS),
+        "block": BLOCK,
+        "fixed": {f"model.{name}": value for name, value in FIXED.items()},
+        "sizes": {theirs: f"model.{ours}" for theirs, ours in SIZES.items()},
+        "training": dict(training),
+        "gentler": gentler,
+        # name, ours, third of our columns or null, whether the manifest declares its shape the other way round
+        "tensors": [entry for entry in entries if not entry[0].startswith("blocks.")],
+        "block_tensors": [entry for entry in entries if entry[0].startswith("blocks.0.")],
     }
 
 

@@ -45,7 +45,7 @@ BYTES = "bytes"
 UNPACKED = "unpacked"
 
 # What a .tinygpt header says about training -> our settings; what does not fit them is left out.
-_TRAINING = {
+TRAINING = {
     "batchSize": "data.batch_size",
     "learningRate": "schedule.learning_rate",
     "gradClip": "optimizer.clip_norm",
@@ -234,7 +234,7 @@ def _tinygpt_config(file: TinyGPT) -> TrainConfig:
     config = replace(
         _config(file.config), {"schedule.kind": "constant", "schedule.warmup_steps": 0}
     )
-    for theirs, ours in _TRAINING.items():
+    for theirs, ours in TRAINING.items():
         value: Any = file.training.get(theirs)
         if ours in ("schedule.learning_rate", "optimizer.clip_norm") and type(value) is int:
             value = float(value)

@@ -18,6 +18,8 @@ export interface FileEntry {
 
 /** The files of one folder, by path. Nothing here is atomic but what says so. */
 export interface Files {
+  /** Files of a checkpoint appear together, when its mark has been written. */
+  readonly gathers?: boolean;
   list(): Promise<FileEntry[]>;
   /** Null when there is no such file. */
   size(path: string): Promise<number | null>;

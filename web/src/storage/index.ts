@@ -6,6 +6,8 @@ import type { Bytes } from "./files.ts";
 import { formsOf } from "./forms.ts";
 import { openOpfs } from "./opfs.ts";
 import { BrowserStore, roomInBrowser } from "./run_store.ts";
+import { apiOf } from "./server_files.ts";
+import { ServerStore } from "./server_store.ts";
 
 export { CorpusMissing, StorageError, showBytes } from "./errors.ts";
 export type { RunStore, RunText, Undo, Usage } from "./run_store.ts";
@@ -23,6 +25,9 @@ export interface StoreOptions {
 
 const memory = new MemoryShelf();
 
+export { BrowserStore } from "./run_store.ts";
+export { ServerStore } from "./server_store.ts";
+
 /** The runs of this browser; where it gives the page no storage, runs that live as long as the page. */
 export async function openTabStore(tables: Tables, { data, notice = () => undefined }: StoreOptions): Promise<BrowserStore> {
   const opfs = await openOpfs();
@@ -35,6 +40,21 @@ export async function openTabStore(tables: Tables, { data, notice = () => undefi
     bundledText: () => fetchText(new URL(formsOf(tables).bundled_corpus.file, data)),
   };
   return new BrowserStore(opfs ?? memory, around, opfs !== null);
+}
+
+/** The runs of the server that this page came from; null when that is a static host, or gives this machine none. */
+export async function openServerStore(tables: Tables, { data, notice = () => undefined }: StoreOptions): Promise<ServerStore | null> {
+  const root = new URL("..", data);
+  const api = apiOf(root);
+  try {
+    const { name, features } = await api.json("GET", "health");
+    if (name !== "posttrainllm" || !Array.isArray(features) || !features.includes("runs")) return null;
+  } catch {
+    return null;
+  }
+  const room = async (): Promise<number | null> => ((await api.json("GET", "runs"))["free"] as number | null | undefined) ?? null;
+  const bundledText = (): Promise<Bytes> => fetchText(new URL(formsOf(tables).bundled_corpus.file, data));
+  return new ServerStore(api, root, { tables, notice, room, bundledText });
 }
 
 async function fetchText(address: URL): Promise<Bytes> {

@@ -155,7 +155,7 @@ export class RunHandle {
     const need = checkpointBytes(tables, this.#settings);
     const action = `save the checkpoint of step ${facts.step} of run ${this.name}`;
     const folder = folderOf(facts.step);
-    if (await verify(this.files, folder, tables, false).then(() => true, () => false)) {
+    if (!this.files.gathers && await verify(this.files, folder, tables, false).then(() => true, () => false)) {
       return restateCheckpoint(this.files, tables, this.#settings, this.#corpus, facts); // the same step has the same tensors
     }
     const room = await this.#around.room();
@@ -163,7 +163,7 @@ export class RunHandle {
     try {
       await writeCheckpoint(this.files, tables, this.#settings, this.#corpus, state, facts);
     } catch (error) {
-      await this.files.remove(folder).catch(() => undefined); // half of a checkpoint takes room for nothing
+      if (!this.files.gathers) await this.files.remove(folder).catch(() => undefined); // half of a checkpoint takes room for nothing
       throw writeError(action, error, need);
     }
     await this.#removeOldest();

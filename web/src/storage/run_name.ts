@@ -30,3 +30,14 @@ export function freeName(name: string, taken: ReadonlySet<string>): string {
     if (!taken.has(tried)) return tried;
   }
 }
+
+/** A name from a file made one that can be a folder. */
+export function plainName(name: string, most: number): string {
+  const plain = name.replace(/[/\\:*?"<>|\p{C}\p{Zl}\p{Zp}]/gu, "-").replace(/^[.\-~ ]+|[. ]+$/g, "").slice(0, 60) || "run";
+  try {
+    checkName(plain, most);
+    return plain;
+  } catch {
+    return "run";
+  }
+}

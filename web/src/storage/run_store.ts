@@ -15,7 +15,7 @@ import { heldLocks, takeLock, withLock } from "./locks.ts";
 import type { Release } from "./locks.ts";
 import { RunHandle } from "./run_handle.ts";
 import type { Surroundings } from "./run_handle.ts";
-import { checkName, freeName, nextName } from "./run_name.ts";
+import { checkName, freeName, nextName, plainName } from "./run_name.ts";
 import { summaryOf } from "./run_summary.ts";
 import type { RunSummary } from "./run_summary.ts";
 import { runFiles, unpackRun } from "./run_zip.ts";
@@ -54,6 +54,8 @@ export interface RunStore {
   exportZip(name: string): Promise<Blob>;
   /** The name that the run has here. */
   importZip(file: Blob, fileName: string): Promise<string>;
+  /** A run that is put together by `fill`, which may name it; nothing is left when that fails. */
+  arriving(wanted: string, fill: (files: Files, name: string) => Promise<string>): Promise<string>;
 }
 
 interface Mark {
@@ -284,17 +286,6 @@ export class BrowserStore implements RunStore {
 export async function askToKeep(): Promise<void> {
   const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
   if (storage?.persist !== undefined && !(await storage.persisted())) await storage.persist();
-}
-
-/** A name from a file made one that can be a folder. */
-function plainName(name: string, most: number): string {
-  const plain = name.replace(/[/\\:*?"<>|\p{C}\p{Zl}\p{Zp}]/gu, "-").replace(/^[.\-~ ]+|[. ]+$/g, "").slice(0, 60) || "run";
-  try {
-    checkName(plain, most);
-    return plain;
-  } catch {
-    return "run";
-  }
 }
 
 /** Bytes that the browser still gives this page; null when it does not say. */

@@ -34,7 +34,7 @@ export async function runFiles(files: Files, name: string): Promise<ZipFile[]> {
  */
 export async function unpackRun(blob: Blob, source: string, files: Files, tables: Tables, room: number): Promise<string | null> {
   const { zip, entries } = await openZip(blob, source);
-  const { run_config: config, corpus } = formsOf(tables).names;
+  const { run_config: config, corpus, hashes } = formsOf(tables).names;
   const visible = entries.filter(({ path }) => !hidden(path));
   const roots = visible.filter(({ path }) => path === config || (path.endsWith(`/${config}`) && path.split("/").length === 2));
   const [top] = roots;
@@ -49,6 +49,8 @@ export async function unpackRun(blob: Blob, source: string, files: Files, tables
   const wanted = (path: string): boolean => ["metrics.jsonl", "samples.jsonl", corpus].includes(path) || IN_CHECKPOINT.test(path);
   const taken = visible.filter((entry) => entry !== top && entry.path.startsWith(root) && wanted(entry.path.slice(root.length)));
   checkSizes(taken, root, tables, settings, source, room);
+  const last = (entry: ZipEntry): number => Number(entry.path.endsWith(`/${hashes}`)); // the mark that a checkpoint is whole
+  taken.sort((a, b) => last(a) - last(b));
   for (const entry of taken) await files.write(entry.path.slice(root.length), zip.content(entry));
   await checkOne(files, tables, source);
   await files.write(config, [text]);

@@ -4,6 +4,7 @@
 // allocated before the whole header has been checked against the size of the file.
 import { DAMAGED, show, showBytes, StorageError } from "./errors.ts";
 import type { Bytes, Files } from "./files.ts";
+import { fromHalf } from "./half.ts";
 import { readObject } from "./text_forms.ts";
 
 const MAX_HEADER_BYTES = 8 << 20; // a GPT-2 of 1,024 layers needs 2
@@ -147,11 +148,4 @@ function widened(bytes: Bytes, half: boolean): Float32Array {
     return new Float32Array(bits.buffer);
   }
   return Float32Array.from(words, fromHalf);
-}
-
-/** A float16's bits as a number: IEEE 754 binary16. */
-export function fromHalf(bits: number): number {
-  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return exponent === 0 ? sign * fraction * 2 ** -24 : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
