@@ -39,12 +39,14 @@ from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operand
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
-from posttrainllm.runs.export_form import files
+from posttrainllm.runs.export_form import files, tinygpt_form
 from posttrainllm.text.corpus import default_corpus_path
 from posttrainllm.text.counting import NAMES
+from posttrainllm.training.importing import TRAINING
 from posttrainllm.training.selfcheck import CHECKED, NORM_LIMIT
 from posttrainllm.training.selfcheck import LIMIT as CHECK_LIMIT
 from posttrainllm.training.selfcheck import STEPS as CHECK_STEPS
+from posttrainllm.training.starting import GENTLER
 from posttrainllm.training.writing import ACTIONS, MOST_SHOWN, SENTENCES, WARNINGS
 
 FILE = "posttrainllm.json"
@@ -117,7 +119,7 @@ def export() -> dict[str, Any]:
             "actions": [{"name": name, "text": action.tab} for name, action in ACTIONS.items()],
         },
         "schema": json.loads(schema_json()),
-        "files": files(),
+        "files": {**files(), "tinygpt": tinygpt_form(TRAINING, GENTLER)},
         "site": site(),
     }
 
