@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 SHOWN_STEPS = (1, 2, 3, 5, 10, 20, 50, 100, 150, 200)
 SHOWN_TENSORS = 8
 GOOD, BAD = "green", "bold red"
+MFU = (
+    "MFU: (6N + 12LCT) operations a token, over the peak of the device's data sheet, "
+    "or of a measured matrix product where that is not known"
+)
 
 
 def show_bench(found: Bench) -> None:
@@ -37,6 +41,7 @@ def show_bench(found: Bench) -> None:
         Column("max", right=True, goes=4),
         Column("tokens/s", right=True),
         Column("GFLOP/s", right=True, goes=5),
+        Column("MFU", right=True, goes=5),
         Column("memory", right=True, goes=2),
         Column("planned", right=True, goes=6),
         Column("speed", right=True),
@@ -52,6 +57,7 @@ def show_bench(found: Bench) -> None:
             f"{row.max_ms:.2f}",
             f"{row.tokens_per_second:,.0f}",
             f"{row.gflops:.1f}",
+            _share(row.mfu if row.mfu is not None else row.mfu_of_measured),
             "-" if row.peak_bytes is None else show_bytes(row.peak_bytes),
             show_bytes(row.planned_bytes),
             f"{row.ratio:.2f}x",
@@ -61,6 +67,12 @@ def show_bench(found: Bench) -> None:
     ]
     print_table(columns, rows)
     say((f"{found.repeats} timed steps each, in turns, after {found.warmup} to warm up", "dim"))
+    if any(row.mfu_of_measured is not None for row in found.rows):
+        say((MFU, "dim"))
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1%}"
 
 
 def show_parity(found: Parity, *, verbose: bool) -> None:

@@ -19,10 +19,11 @@ from typing import Any
 
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engines.base import Engine
-from posttrainllm.errors import ConfigError, EngineError, NonFiniteError
+from posttrainllm.errors import ConfigError, EngineError, NonFiniteError, PosttrainError
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops
+from posttrainllm.lab.peak import measured_flops, sheet_flops
 from posttrainllm.machine import available_memory, available_threads
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
@@ -33,6 +34,9 @@ COMPILED = "torch-compile"
 IN_NODE = "wasm-node"
 VARIANTS = {COMPILED: "torch", IN_NODE: "wasm"}
 """Engines of the bench alone, and the engine whose settings they have."""
+
+GRAPH = "one CUDA graph"
+"""What ``info["step"]`` says of an engine whose results come late."""
 
 LEAST_REPEATS = 10  # of a record
 WARMUP = 3
@@ -68,6 +72,12 @@ class Row:
     planned_bytes: int
     peak_bytes: int | None
     repeats: int
+    steps_a_repeat: int = 1
+    precision: str = "float32"
+    mfu: float | None = None
+    """Share of the peak on the device's data sheet; None where that is not known."""
+    mfu_of_measured: float | None = None
+    """Share of what one large matrix product reached just now; None where none was timed."""
     baseline: str = ""
     ratio: float = 1.0
 
@@ -118,19 +128,20 @@ class _Running:
     corpus: Corpus
     engine: Engine
     growth: int | None = None
+    at_once: int = 1
     taken: int = 0
     times: list[float] = field(default_factory=list)
 
     def step(self) -> float:
-        """Take one step; returns its seconds."""
+        """Take a step, or ``at_once`` of them before their results are read; returns the seconds of one."""
         config = self.cell.config
         self._set_threads()
-        number = 1 + self.taken % config.training.steps
         began = time.perf_counter()
-        train_step(self.engine, self.corpus, config, number)
+        for _ in range(self.at_once):
+            train_step(self.engine, self.corpus, config, 1 + self.taken % config.training.steps)
+            self.taken += 1
         results = self.engine.results()
-        seconds = time.perf_counter() - began
-        self.taken += 1
+        seconds = (time.perf_counter() - began) / self.at_once
         if not all(result.finite for result in results):
             raise NonFiniteError(
                 f"{self.cell.engine} at {self.cell.preset}: step {self.taken} is not finite",
@@ -163,7 +174,9 @@ def make_cells(
         for engine in dict.fromkeys(engines):
             name = VARIANTS.get(engine, engine)
             for count in _fixed_threads(engine) or counts:
-                flags = {"engine.name": name, "engine.threads": count}
+                flags: dict[str, object] = {"engine.name": name, "engine.threads": count}
+                if engine == COMPILED:
+                    flags["engine.compile"] = "on"
                 config = load_config(preset, overrides=overrides, flags=flags)
                 shown = engine if engine in VARIANTS else resolve(config.engine)
                 cells.append(Cell(preset, shown, count, config))
@@ -229,22 +242,23 @@ def _start(cell: Cell, warmup: int) -> _Running:
     peak_memory.forget_peak()
     before = peak_memory.resident_bytes()
     engine = _open(cell)
-    engine.load(initial_parameters(cell.config.model, cell.config.training.seed))
-    if cell.engine == COMPILED:
-        compile_loss(engine)
     running = _Running(cell, corpus, engine)
+    seconds = 0.0
     try:
+        engine.load(initial_parameters(cell.config.model, cell.config.training.seed))
         for _ in range(max(1, warmup)):
-            running.step()
+            seconds = running.step()
     except Exception as error:
         engine.close()
-        if cell.engine == COMPILED and not isinstance(error, NonFiniteError):
+        if cell.engine == COMPILED and not isinstance(error, PosttrainError):
             reason = str(error).strip().splitlines()
             raise EngineError(
                 f"torch.compile failed: {type(error).__name__}: {reason[0] if reason else ''}",
                 "it needs a C++ compiler: apt-get install g++",
             ) from error
         raise
+    if engine.info.get("step") == GRAPH:  # nobody waits for its steps one by one in training either
+        running.at_once = max(1, min(50, int(0.1 / seconds)))
     peak = peak_memory.peak_bytes()
     running.growth = None if peak is None or before is None else max(0, peak - before)
     return running
@@ -257,14 +271,6 @@ def _open(cell: Cell) -> Engine:
 
     engine: Any = NodeEngine(cell.config, threads=cell.threads)
     return engine  # type: ignore[no-any-return]
-
-
-def compile_loss(engine: Engine) -> None:
-    """Let torch.compile translate forward and backward of a torch engine; the optimizer's ten calls stay as they are."""
-    import torch
-
-    module: Any = engine.module  # type: ignore[attr-defined]
-    module.loss_sum = torch.compile(module.loss_sum, dynamic=False)
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -282,6 +288,13 @@ def _row(running: _Running) -> Row:
     cell, times = running.cell, running.times
     median = statistics.median(times)
     flops = step_flops(cell.config)
+    info = running.engine.info
+    precision = str(info.get("precision", "float32"))
+    sheet = measured = None
+    if cell.engine.startswith("torch"):
+        device = str(info["device"])
+        sheet = sheet_flops(str(info["device_name"]), precision)
+        measured = measured_flops(device, precision)
     return Row(
         preset=cell.preset,
         engine=cell.engine,
@@ -296,6 +309,10 @@ def _row(running: _Running) -> Row:
         planned_bytes=running.engine.nbytes,
         peak_bytes=running.growth,
         repeats=len(times),
+        steps_a_repeat=running.at_once,
+        precision=precision,
+        mfu=None if sheet is None else flops / median / sheet,
+        mfu_of_measured=None if measured is None else flops / median / measured,
     )
 
 

@@ -22,6 +22,8 @@ FORMULAS: Final = {
     ),
     "planned_bytes": "what the engine takes or, for torch, arenas plus an estimate of what autograd keeps",
     "peak_bytes": "growth of the process's resident memory from before the engine is made to its peak in the first steps",
+    "mfu": "flops_per_step / median / peak of the data sheet in this precision (lab/peak.py); null when that is not known",
+    "mfu_of_measured": "flops_per_step / median / operations a second of one large matrix product in this precision, timed after the steps",
     "ratio": (
         "median of the baseline divided by this one: torch's faster form, else the first engine; "
         "at the same threads where it has them"

@@ -41,6 +41,8 @@ class MeasuredRun:
     seed: int
     steps: int
     val_loss: float | None
+    best_val_loss: float | None
+    """The lowest of the evaluations along the way and the last one."""
     train_loss: float | None
     """Mean over the last steps."""
     word_share: float | None
@@ -60,6 +62,7 @@ class _Listener(Silent):
         self.label, self.steps, self.progress = label, steps, progress
         self.engine: dict[str, str | int] = {}
         self.speeds: list[float] = []
+        self.best: float | None = None
         self.outcome: Outcome | None = None
 
     def started(self, start: Start) -> None:
@@ -69,6 +72,8 @@ class _Listener(Silent):
     def stepped(self, record: Record) -> None:
         """See ``Observer``."""
         self.speeds.append(record.tokens_per_second)
+        if record.val_loss is not None:
+            self.best = min(record.val_loss, self.best or record.val_loss)
         self.progress(self.label, record.step, self.steps)
 
 
@@ -101,6 +106,7 @@ def train_once(
         seed=seed,
         steps=outcome.step if outcome else len(listener.speeds),
         val_loss=outcome.val_loss if outcome else None,
+        best_val_loss=listener.best,
         train_loss=statistics.fmean(outcome.losses[-LAST:]) if outcome else None,
         word_share=judged.words.share if judged and judged.words.n_words else None,
         longest_copy=judged.copy.n_bytes if judged else None,

@@ -10,24 +10,22 @@ calls, which run where there is no Triton, and which the tests hold these to.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _cross_entropy(
-    logits: Any,
-    targets: Any,
-    losses: Any,
-    scale: Any,
+    logits,
+    targets,
+    losses,
+    scale,
     n_vocab: tl.constexpr,
     padded: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """One program a row: lse online over blocks of the vocabulary, then the gradient over the logits.
 
     Shapes: logits (R, P), overwritten; targets, losses (R,); scale ().
@@ -74,11 +72,11 @@ def cross_entropy(
     return losses.sum(), logits
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _finish_step(
-    squares: Any, count: tl.constexpr, loss: Any, norm: Any, nonfinite: Any, ring: Any, counter: Any,
+    squares, count: tl.constexpr, loss, norm, nonfinite, ring, counter,
     RING: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """One program. Shapes: squares (count,); loss, norm (); nonfinite, counter (1,); ring (RING, 3)."""
     lanes = tl.arange(0, BLOCK)
     partial = tl.zeros([BLOCK], tl.float32)
@@ -108,12 +106,12 @@ def finish_step(
     )  # fmt: skip
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _adamw(
-    params: Any, grads: Any, m: Any, v: Any, working: Any, scalars: Any, norm: Any, nonfinite: Any,
-    n: Any, decayed: Any, beta1: Any, rest1: Any, beta2: Any, rest2: Any, eps: Any,
-    weight_decay: Any, clip_norm: Any, CAST: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+    params, grads, m, v, working, scalars, norm, nonfinite,
+    n, decayed, beta1, rest1, beta2, rest2, eps,
+    weight_decay, clip_norm, CAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One block of the arenas a program; nothing at all once the flag is set.
 
     Shapes: params, grads, m, v, working (n,); scalars (4,): inv_count, lr, corrections; norm (); nonfinite (1,).

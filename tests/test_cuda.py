@@ -1,0 +1,208 @@
+"""The torch engine on a CUDA card: kernels, graphs, precision. Where there is no card, that is what is tested.
+
+Run it on a machine with a card: pytest tests/test_cuda.py. The same claims on the CPU, call by call, are in
+tests/test_torch_step.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from needs import require
+from posttrainllm.config import TrainConfig, load_config, replace
+from posttrainllm.engines.base import Batch, StepResult
+from posttrainllm.errors import EngineError
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
+
+torch = require("torch")
+
+from posttrainllm.pytorch import loss as by_calls  # noqa: E402
+from posttrainllm.pytorch import optim  # noqa: E402
+from posttrainllm.pytorch.arena import Arenas  # noqa: E402
+from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
+from torch_cases import random_batch, scalars_of  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, when it compiles
+CARD = torch.cuda.is_available()
+
+
+def config_of(preset: str = "tiny", **settings: object) -> TrainConfig:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return replace(load_config(preset), {"engine.name": "torch", **given})
+
+
+def opened(config: TrainConfig) -> TorchEngine:
+    engine: Any = training_engine(config)
+    engine.load(initial_parameters(config.model, 1))
+    return engine  # type: ignore[no-any-return]
+
+
+def train(engine: Any, config: TrainConfig, steps: int, start: int = 0) -> list[StepResult]:
+    for step in range(start + 1, start + steps + 1):
+        batch = random_batch(config, rows=config.data.batch_size, seed=step)
+        engine.gradients(batch, inv_count=1 / batch.targets.size, first=True)
+        engine.update(scalars_of(config, step, lr=1e-3))
+    return engine.results()  # type: ignore[no-any-return]
+
+
+def losses(results: list[StepResult]) -> np.ndarray:
+    assert all(result.finite for result in results)
+    return np.array([result.loss for result in results])
+
+
+def drift(ours: list[StepResult], theirs: list[StepResult]) -> float:
+    return float(np.max(np.abs(losses(ours) - losses(theirs)) / losses(theirs)))
+
+
+if not CARD:
+
+    def test_a_machine_without_a_card_says_so() -> None:
+        with pytest.raises(EngineError, match="finds no device cuda"):
+            TorchEngine(config_of(engine__device="cuda"))
+
+
+else:
+    from posttrainllm.pytorch import kernels
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(("n_vocab", "padded"), [(256, 256), (1000, 1024), (50257, 50304)])
+    def test_cross_entropy_kernel_is_that_of_the_calls(
+        dtype: Any, n_vocab: int, padded: int
+    ) -> None:
+        torch.manual_seed(0)
+        logits = (3 * torch.randn(37, padded, device="cuda")).to(dtype)
+        targets = torch.randint(0, n_vocab, (37,), device="cuda", dtype=torch.int32)
+        targets[5:9] = -1
+        scale = torch.tensor(0.25, device="cuda")
+        wanted, grads = by_calls.cross_entropy(logits.double(), targets, scale.double(), n_vocab)
+        got, found = kernels.cross_entropy(logits.clone(), targets, scale, n_vocab)
+        assert abs(got.item() - wanted.item()) <= 1e-6 * wanted.item()
+        limit = 2**-8 if dtype == torch.bfloat16 else 1e-6
+        assert (found.double() - grads).abs().max() <= limit * 0.25
+        assert not found[:, n_vocab:].any()
+        logits[0, 3] = torch.nan
+        assert kernels.cross_entropy(logits, targets, scale, n_vocab)[0].isnan()
+
+    @pytest.mark.parametrize("kind", ["adamw", "muon"])
+    @pytest.mark.parametrize("bad", [False, True])
+    def test_update_kernels_are_those_of_the_calls(kind: str, bad: bool) -> None:
+        config = config_of(optimizer__kind=kind)
+        muon = optim.muon_names(config.model) if kind == "muon" else frozenset()
+        found = []
+        for module in (None, kernels):
+            torch.manual_seed(1)
+            arenas = Arenas(
+                config.model, device=torch.device("cuda"), working=torch.bfloat16, apart=muon
+            )
+            for arena in (arenas.flat_params, arenas.flat_grads, arenas.flat_m):
+                arena.normal_()
+            arenas.flat_v.uniform_()
+            arenas.refresh_working()
+            if bad:
+                arenas.flat_grads[100] = torch.inf
+            optimizer = optim.Optimizer(arenas, config.optimizer, module)
+            scalars = torch.tensor([1.0, 1e-2, 0.1, 0.05], device="cuda")
+            before = arenas.flat_params.clone()
+            optimizer.step(scalars, torch.tensor(2.5, device="cuda"))
+            flat = (arenas.flat_params, arenas.flat_m, arenas.flat_v)
+            found.append([*flat, optimizer.ring[0], arenas.flat_working.float()])
+            assert torch.equal(before, arenas.flat_params) == bad
+            assert torch.equal(arenas.flat_working, arenas.flat_params.bfloat16())
+        for one, two in zip(*found, strict=True):
+            assert torch.allclose(
+                one, two, rtol=1e-2 if one is found[0][-1] else 1e-5, atol=1e-6, equal_nan=True
+            )
+
+    @pytest.mark.parametrize("compiled", ["off", "on"])
+    @pytest.mark.parametrize("accumulation", [1, 3])
+    def test_graph_gives_the_losses_of_the_processor(compiled: str, accumulation: int) -> None:
+        config = config_of(
+            engine__precision="float32", engine__compile=compiled, data__accumulation=accumulation
+        )
+        both = []
+        for device in ("cuda", "cpu"):
+            one = (
+                replace(config, {"engine.device": device, "engine.compile": "off"})
+                if device == "cpu"
+                else config
+            )
+            engine = opened(one)
+            for step in range(1, 31):
+                for part in range(accumulation):
+                    batch = random_batch(config, rows=16, seed=step * 10 + part)
+                    count = accumulation * batch.targets.size
+                    engine.gradients(batch, inv_count=1 / count, first=part == 0)
+                engine.update(scalars_of(config, step, lr=1e-3))
+            both.append(engine.results())
+        assert drift(*both) <= 1e-4
+
+    def test_two_hundred_losses_in_float32_are_those_of_the_cpp_engine() -> None:
+        for preset in ("tiny", "small"):
+            config = config_of(preset, engine__precision="float32")
+            ours = train(opened(config), config, 200)
+            cpp = replace(load_config(preset), {})
+            assert drift(ours, train(training_engine_of(cpp), cpp, 200)) <= 1e-4
+
+    def training_engine_of(config: TrainConfig) -> Any:
+        engine = training_engine(config)
+        engine.load(initial_parameters(config.model, 1))
+        return engine
+
+    def test_losses_in_bf16_are_within_a_percent_of_float32() -> None:
+        found = [
+            train(opened(config), config, 200)
+            for config in (config_of("small", engine__precision=one) for one in ("bf16", "float32"))
+        ]
+        assert drift(*found) <= 0.01
+
+    def test_a_nan_never_reaches_the_weights_although_nobody_waits() -> None:
+        config = config_of()
+        engine = opened(config)
+        train(engine, config, 3)
+        before = engine.state()
+        for step in range(4, 12):
+            batch = random_batch(config, rows=16, seed=step)
+            scale = np.inf if step == 6 else 1 / batch.targets.size
+            if step == 6:
+                before = engine.state()
+            engine.gradients(batch, inv_count=scale, first=True)
+            engine.update(scalars_of(config, step, lr=1e-3))
+        results = engine.results()
+        assert [result.finite for result in results[-6:]] == [False] * 6
+        after = engine.state()
+        for name, value in before.params.items():
+            assert np.array_equal(value, after.params[name]), name
+
+    @pytest.mark.parametrize("compiled", ["off", "on"])
+    def test_resume_draws_the_same_dropout_masks(compiled: str) -> None:
+        config = config_of(model__dropout=0.3, engine__compile=compiled)
+        wanted = train(opened(config), config, 12)
+        part = opened(config)
+        train(part, config, 6)
+        torch.rand(10, device="cuda")  # whoever draws in between changes nothing
+        state = part.state()
+        again = opened(config)
+        again.load(state.params, state.m, state.v)
+        assert drift(train(again, config, 6, start=6), wanted[6:]) <= 1e-4
+        plain = config_of(engine__compile=compiled)
+        assert drift(train(opened(plain), plain, 12), wanted) > 1e-3
+
+    def test_batches_of_another_shape_run_without_a_graph() -> None:
+        config = config_of(engine__precision="float32")
+        engine, other = opened(config), opened(replace(config, {"engine.device": "cpu"}))
+        batch = random_batch(config, rows=5)
+        short = Batch(batch.tokens[:, :7], batch.targets[:, :7])
+        for one in (batch, short):
+            found = []
+            for each in (engine, other):
+                each.gradients(one, inv_count=1 / one.targets.size, first=True)
+                each.update(scalars_of(config, 1, lr=0.0))
+                found.append(each.results())
+            assert drift(*found) <= 1e-5
+
+    def test_a_model_beyond_the_cards_memory_is_refused_before_it_is_taken() -> None:
+        with pytest.raises(EngineError, match="bytes of memory"):
+            TorchEngine(config_of("gpt2", data__batch_size=1_000_000))
