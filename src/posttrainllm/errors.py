@@ -8,6 +8,7 @@
     +-- EngineError        an engine that is not installed, not built or does not fit into memory
     +-- TrainingError      training that cannot go on; exit code 1
         +-- NonFiniteError a loss or gradient that is not a number
+        +-- LostError      another process of the run that is gone
 
 The command line prints the message and the hint and never a traceback. An ``assert`` in this package is about our own invariants,
 never about what a user gave.
@@ -59,3 +60,7 @@ class TrainingError(PosttrainError):
 
 class NonFiniteError(TrainingError):
     """A loss or gradient that is not a number."""
+
+
+class LostError(TrainingError):
+    """Another process of the run is gone, or does not answer."""

@@ -27,6 +27,7 @@ from posttrainllm.cli.play import play
 from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
+from posttrainllm.cli.worker import leave_at_once
 
 EVERYDAY, DATA = "Everyday", "Data"
 
@@ -79,11 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? for a character
             stream.reconfigure(errors="replace")
-    return exit_code(lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
+    code = exit_code(lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
+    if arguments is None and os.environ.get("WORLD_SIZE", "1") != "1":
+        # One of several processes: torch's end can wait for one that is gone.
+        leave_at_once(code)
+    return code
 
 
 def _run(arguments: list[str]) -> None:
     """Parse and call, without the error handling that typer's own entry point brings."""
     command = get_command(app)
-    with command.make_context("posttrainllm", arguments) as context:
+    # The arguments are kept for train --nproc, which starts this command line several times.
+    with command.make_context("posttrainllm", list(arguments), obj=arguments) as context:
         command.invoke(context)

@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 import typer
 
-from posttrainllm.errors import PosttrainError
+from posttrainllm.cli.worker import report_error, which_rank
+from posttrainllm.errors import LostError, PosttrainError
 
 GOOD, FAILED, WRONG_USE, STOPPED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -44,7 +45,8 @@ def exit_code(command: Callable[[], object]) -> int:
         if os.environ.get("POSTTRAINLLM_TRACEBACK"):
             traceback.print_exc()
         message, hint, code = explain(error)
-        _tell(f"error: {message}", hint)
+        if not report_error(message, hint, code, lost=isinstance(error, LostError)):
+            _tell(f"error: {which_rank()}{message}", hint)
         return code
 
 

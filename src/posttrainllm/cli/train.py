@@ -12,12 +12,14 @@ from posttrainllm.cli.options import CorpusFiles
 
 if TYPE_CHECKING:
     from posttrainllm.cli.watcher import Watcher
+    from posttrainllm.config import TrainConfig
     from posttrainllm.training.trainer import Trainer
 
 MODEL, RUN, OUTPUT = "Model and schedule", "Run", "Output"
 
 
 def train(
+    context: typer.Context,
     corpus: CorpusFiles = None,
     preset: Annotated[
         str | None,
@@ -77,6 +79,21 @@ def train(
     threads: Annotated[
         int | None, typer.Option(help="Threads of the engine.", rich_help_panel=RUN)
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes that train together, one a GPU, with engine torch.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="What several processes divide: ddp the batch, fsdp the model too.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     cpp_build: Annotated[
         str | None,
         typer.Option(help="Build of the C++ kernels: plain, avx2, avx512.", rich_help_panel=RUN),
@@ -114,9 +131,11 @@ def train(
 
     Ctrl-C finishes the step, saves, and says how to go on; a second one stops at once.
     """
+    from posttrainllm.cli import together
     from posttrainllm.cli.display import watcher
+    from posttrainllm.cli.worker import report_run
 
-    flags = {
+    flags: dict[str, Any] = {
         "data.corpus": corpus or None,
         "training.steps": steps,
         "training.start_from": start_from,
@@ -128,15 +147,27 @@ def train(
         "engine.name": engine,
         "engine.threads": threads,
         "engine.cpp_build": cpp_build,
+        "engine.parallel": parallel,
         "preset": preset,
     }
-    with watcher(verbose=verbose, quiet=quiet, as_json=as_json) as display:
+    ranks = together.ranks_for(nproc)
+    if ranks is not None or (nproc or 1) > 1:
+        together.take_torch(flags, config, settings or [], new=resume is None)
+    if ranks is None and nproc is not None and nproc > 1:
+        loaded = None if resume else _settings(config, settings or [], flags, runs_dir)
+        raise typer.Exit(together.launch(nproc, loaded, context.find_root().obj))
+    with (
+        together.joined(ranks) as group,
+        watcher(verbose=verbose, quiet=quiet, as_json=as_json) as display,
+    ):
         if resume is None:
             trainer = _new(config, settings or [], flags, runs_dir, name, display)
         else:
             trainer = _resumed(
                 resume, config, settings or [], flags, runs_dir, name, allow_change, display
             )
+        trainer.group = group
+        report_run(trainer.run.path)
         try:
             outcome = trainer.train()
         except KeyboardInterrupt:
@@ -157,11 +188,19 @@ def _new(
 ) -> Trainer:
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.training.session import new_trainer
+
+    loaded = _settings(config, settings, flags, runs_dir)
+    return new_trainer(loaded, runs_dir=runs_dir or Path(RUNS_DIR), name=name, observer=display)
+
+
+def _settings(
+    config: Path | None, settings: list[str], flags: dict[str, Any], runs_dir: Path | None
+) -> TrainConfig:
+    from posttrainllm.api import RUNS_DIR
     from posttrainllm.training.starting import load_settings
 
     folder = runs_dir or Path(RUNS_DIR)
-    loaded = load_settings(file=config, overrides=settings, flags=flags, runs_dir=folder)
-    return new_trainer(loaded, runs_dir=folder, name=name, observer=display)
+    return load_settings(file=config, overrides=settings, flags=flags, runs_dir=folder)
 
 
 def _resumed(

@@ -26,24 +26,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from posttrainllm.engines.base import Batch
-from posttrainllm.errors import ConfigError, EngineError, TrainingError
-from posttrainllm.pytorch.ranks import Ranks
+from posttrainllm.errors import ConfigError, EngineError, LostError, PosttrainError
+from posttrainllm.pytorch.ranks import LISTENING, TIMEOUT, Ranks
 
-TIMEOUT = "POSTTRAINLLM_TIMEOUT_S"
-"""The environment variable that sets how long to wait for a process that does not come or does not answer."""
 TIMEOUT_S = 600.0
-LISTENING = "POSTTRAINLLM_LISTEN_FD"
-"""The open socket that ``--nproc`` hands to rank 0, so that no other program can take its port in between."""
 NUMBERS = 7  # that a call can have
 
 # Words of gloo, NCCL and the store for a connection that ended at its other side.
 _LOST = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|timed? ?out", re.IGNORECASE
 )
-
-
-class LostError(TrainingError):
-    """Another process of the run is gone, or does not answer."""
 
 
 class Group:
@@ -126,19 +118,26 @@ class Group:
     def guarded(self) -> Iterator[None]:
         """Turn what torch raises when a process is gone into our error, once for all.
 
+        After any other error the ranks no longer agree on what they do next, so nothing is said any more; an OSError is one that
+        every rank raises.
+
         Raises: LostError.
         """
         try:
             yield
+        except OSError:
+            raise
         except RuntimeError as error:
+            self.broken = True
             if isinstance(error, torch.OutOfMemoryError) or not _LOST.search(str(error)):
                 raise
-            self.broken = True
             raise LostError(
-                f"rank {self.ranks.rank} of {self.ranks.count} lost the connection to another process: "
-                f"{_first_line(error)}",
+                f"the connection to another process is lost: {_first_line(error)}",
                 "go on from the newest checkpoint with --resume",
             ) from None
+        except BaseException:
+            self.broken = True
+            raise
 
     def part(self) -> None:
         """End the connection: all wait for each other first, since a process that leaves early aborts the others' last messages."""
@@ -189,8 +188,10 @@ def join(ranks: Ranks) -> Iterator[Group]:
         raise _missing(ranks, timeout, error) from None
     try:
         yield group
-    except LostError:
-        group.broken = True
+    except (
+        BaseException
+    ) as error:  # a second Ctrl-C, or a mistake of ours, may come between two words
+        group.broken = group.broken or not isinstance(error, PosttrainError)
         raise
     finally:
         if ranks.leads and not group.broken:
@@ -270,12 +271,12 @@ def _missing(ranks: Ranks, timeout: timedelta, error: Exception) -> EngineError:
         came = re.search(r"(\d+)/\d+ clients joined", text)
         who = f"{came.group(1)} of {ranks.count} processes came" if came else "not all came"
         return EngineError(
-            f"rank {ranks.rank} waited {timeout.total_seconds():.0f} s at {address} for {ranks.count} processes: {who}",
+            f"waited {timeout.total_seconds():.0f} s at {address} for {ranks.count} processes: {who}",
             "start as many as announced, on machines that reach each other; "
             f"{TIMEOUT} sets how long to wait",
         )
     return EngineError(
-        f"rank {ranks.rank} of {ranks.count} could not meet the others at {address}: {_first_line(error)}",
+        f"the {ranks.count} processes could not meet at {address}: {_first_line(error)}",
         "check that the machines reach each other; NCCL_DEBUG=INFO tells more",
     )
 

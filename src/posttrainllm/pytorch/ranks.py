@@ -10,12 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from posttrainllm.config import TrainConfig
 from posttrainllm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from posttrainllm.config import TrainConfig
+
 REPORT = "POSTTRAINLLM_REPORT"
-"""Names the file into which a process started by ``--nproc`` writes what ended it, instead of printing it."""
+"""The environment variable that names the folder into which a process started by ``--nproc`` writes what ended it."""
+
+LISTENING = "POSTTRAINLLM_LISTEN_FD"
+"""The one that names the open socket where rank 0 waits for the others, so that no other program can take its port."""
+
+TIMEOUT = "POSTTRAINLLM_TIMEOUT_S"
+"""The one that sets how long to wait for a process that does not come or does not answer, in seconds."""
 
 
 @dataclass(frozen=True)

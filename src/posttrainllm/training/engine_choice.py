@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from posttrainllm.model import gradients_program, inference_programs, training_p
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Program
 
+if TYPE_CHECKING:
+    from posttrainllm.pytorch.distributed_group import Group
+
 BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
 
 
@@ -44,16 +47,22 @@ def training_engine(
     *,
     dtype: type[np.floating[Any]] = np.float32,
     before: Mapping[str, Any] | None = None,
+    group: Group | None = None,
 ) -> Engine:
     """The engine of a configuration, set up for training; ``load`` gives it weights.
 
-    ``dtype`` float64 is for proofs and exists on numpy and torch. ``before`` is the ``info`` of the engine that trained the run so far:
+    ``dtype`` float64 is for proofs and exists on numpy and torch. ``group`` are the processes that train together, which this one leads.
+    ``before`` is the ``info`` of the engine that trained the run so far:
     what the configuration leaves open (build, threads, kernels) is then chosen as it was, where that can run here, so that losses
     stay bit-identical. Raises: EngineError when it cannot run here.
     """
     name = resolve(config.engine)
-    config = _as_before(config, before or {})
+    config = _as_before(config, before or {}, ranks=1 if group is None else group.ranks.count)
     try:
+        if group is not None:
+            from posttrainllm.pytorch.distributed_engine import LeadingEngine
+
+            return LeadingEngine(config, group)
         check_memory(name, least_bytes(config))
         if name == "torch":
             from posttrainllm.pytorch.engine import TorchEngine
@@ -145,18 +154,19 @@ def _what_fits(nbytes: int) -> str:
 
 def differences(info: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """What decides the last digits of a loss and is not as it was: ``key: then -> now``. Threads count for torch alone."""
-    ignored = set() if info.get("engine") == "torch" else {"threads"}
-    keys = [key for key in before if key not in ignored and not key.endswith("_reason")]
-    return [
-        f"{key}: {before[key]} -> {info.get(key)}" for key in keys if before[key] != info.get(key)
-    ]
+    ignored = {"parallel"} if info.get("engine") == "torch" else {"threads"}
+    then, now = {"ranks": 1, **before}, {"ranks": 1, **info}
+    keys = [key for key in then if key not in ignored and not key.endswith("_reason")]
+    return [f"{key}: {then[key]} -> {now.get(key)}" for key in keys if then[key] != now.get(key)]
 
 
-def _as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
-    """Fill what the configuration leaves open as the engine of ``before`` had it."""
+def _as_before(config: TrainConfig, before: Mapping[str, Any], ranks: int) -> TrainConfig:
+    """Fill what the configuration leaves open as the engine of ``before`` had it, on as many processes."""
     name = resolve(config.engine)
     if before.get("engine") != name:
         return config
+    if before.get("ranks", 1) != ranks:
+        before = {key: value for key, value in before.items() if key != "threads"}
     if name == "torch":
         from posttrainllm.pytorch.choices import as_before
 

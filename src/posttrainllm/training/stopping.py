@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from posttrainllm.pytorch.ranks import REPORT
 
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
@@ -27,7 +30,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            numbers = [signal.SIGINT, signal.SIGTERM]
+            numbers = [signal.SIGTERM]
+            if REPORT not in os.environ:  # else the process that started this one hands Ctrl-C on
+                numbers.append(signal.SIGINT)
             if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
                 numbers.append(HANGUP)
             for number in numbers:

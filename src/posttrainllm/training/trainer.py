@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,6 +38,9 @@ from posttrainllm.training.observer import Observer, Outcome, Record, Silent, St
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.stopping import StopSignals
 from posttrainllm.training.writing import Verdict, verdict
+
+if TYPE_CHECKING:
+    from posttrainllm.pytorch.distributed_group import Group
 
 
 def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator[Batch]:
@@ -78,6 +82,7 @@ class Trainer:
     resumed: Checkpoint | None = None
     start: Mapping[str, F32] | None = None  # the first weights; None draws them
     made_here: bool = False  # the run's folder: then it goes when nothing comes of it
+    group: Group | None = None  # the processes that this one leads
 
     def __post_init__(self) -> None:
         """Check what can be checked before memory is taken."""
@@ -117,7 +122,7 @@ class Trainer:
             keep_best=True,
         )
         before = self.resumed.state.engine_info if self.resumed and self.resumed.state else {}
-        self.engine = training_engine(config, before=before)
+        self.engine = training_engine(config, before=before, group=self.group)
         if before and (changed := differences(self.engine.info, before)):
             self.observer.noticed(
                 "the engine is not what the run was trained with, losses may differ in their last digits: "
