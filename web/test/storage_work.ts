@@ -7,6 +7,7 @@ import { openWasm } from "../src/runtime/wasm.ts";
 import { fromToml, toToml } from "../src/storage/config.ts";
 import { MemoryShelf } from "../src/storage/files.ts";
 import type { Bytes, Shelf } from "../src/storage/files.ts";
+import { openTinygpt, openWeights, tinygptBlob, weightsFile } from "../src/storage/model_files.ts";
 import type { RunHandle } from "../src/storage/run_handle.ts";
 import { BrowserStore } from "../src/storage/run_store.ts";
 
@@ -14,6 +15,8 @@ export type Work =
   | { readonly kind: "toml"; readonly settings?: Settings; readonly text?: string }
   /** Train a new run, or one from a zip, up to a step, with a checkpoint there; the whole text is given. */
   | { readonly kind: "train"; readonly name: string; readonly settings?: Settings; readonly zip?: Bytes; readonly text?: Bytes; readonly bundled?: boolean; readonly to: number; readonly steps?: number }
+  /** Open a model file and give it out in another form. */
+  | { readonly kind: "convert"; readonly name: string; readonly content: Bytes; readonly config?: Bytes; readonly to: "zip" | "safetensors" | "fp32" | "fp16" }
   | { readonly kind: "import"; readonly zips: readonly { readonly name: string; readonly content: Bytes }[] };
 
 export interface Done {
@@ -49,10 +52,11 @@ export async function perform(place: Place, work: Work): Promise<Done> {
     return { text: toToml(tables, work.settings ?? {}) };
   }
   const store = storeOf(place);
+  if (work.kind === "convert") return convert(place, work);
   if (work.kind === "import") {
     const refusals: (string | null)[] = [];
     for (const { name, content } of work.zips) {
-      refusals.push(await store.importZip(new Blob([content]), name).then(() => null, (error: Error) => `${error.name}: ${error.message}`));
+      refusals.push(await openAny(store, tables, content, name).then(() => null, (error: Error) => `${error.name}: ${error.message}`));
     }
     return { refusals, names: (await store.list()).map((run) => run.name) };
   }
@@ -66,6 +70,26 @@ export async function perform(place: Place, work: Work): Promise<Done> {
   const losses = await trainRun(place, run, work.to, notices);
   await run.close();
   return { losses, notices, name: run.name, zip: new Uint8Array(await (await store.exportZip(run.name)).arrayBuffer()) };
+}
+
+async function openAny(store: BrowserStore, tables: Tables, content: Bytes, name: string, config: Bytes | null = null): Promise<string> {
+  const file = new Blob([content]);
+  if (name.endsWith(".tinygpt")) return openTinygpt(store, tables, file, name);
+  if (name.endsWith(".safetensors")) return openWeights(store, tables, file, name, config);
+  return store.importZip(file, name);
+}
+
+async function convert(place: Place, work: Work & { readonly kind: "convert" }): Promise<Done> {
+  const store = storeOf(place);
+  const name = await openAny(store, place.tables, work.content, work.name, work.config);
+  const run = await store.open(name);
+  const out = async (): Promise<{ blob: Blob; notes: string[] }> => {
+    if (work.to === "zip") return { blob: await store.exportZip(name), notes: [] };
+    if (work.to === "safetensors") return { blob: await weightsFile(run, place.tables), notes: [] };
+    return tinygptBlob(run, place.tables, work.to);
+  };
+  const { blob, notes } = await out();
+  return { name, settings: run.settings, notices: notes, zip: new Uint8Array(await blob.arrayBuffer()) };
 }
 
 /** Goes on with a run from its newest checkpoint, or begins it, up to a step; the losses of the steps that were taken. */

@@ -7,6 +7,7 @@ export interface Setting {
   readonly low: number | null;
   readonly high: number | null;
   readonly choices: readonly string[];
+  readonly default: number | string | boolean | null | readonly string[];
 }
 
 interface Schema {

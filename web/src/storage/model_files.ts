@@ -9,7 +9,7 @@ import { toToml } from "./config.ts";
 import { show, StorageError } from "./errors.ts";
 import type { Bytes, Files } from "./files.ts";
 import { foreignSettings } from "./foreign.ts";
-import { filled, formsOf } from "./forms.ts";
+import { filled, formsOf, schemaOf } from "./forms.ts";
 import { count, parameterShapes, storedName } from "./parameters.ts";
 import { Records } from "./records.ts";
 import type { RunHandle } from "./run_handle.ts";
@@ -83,7 +83,9 @@ export async function openWeights(store: Taking, tables: Tables, file: Blob, fil
 /** Settings of the model from a config.json of transformers. */
 function modelOf(document: Json, tables: Tables): Settings {
   const template = formsOf(tables).documents[formsOf(tables).names.config] as Readonly<Record<string, unknown>>;
-  const model: Record<string, Settings[string]> = {};
+  const { settings: known } = schemaOf(tables);
+  const unsaid = Object.keys(known).filter((key) => key.startsWith("model."));
+  const model: Record<string, Settings[string]> = Object.fromEntries(unsaid.map((key) => [key, known[key]?.default ?? null]));
   for (const [field, wanted] of Object.entries(template)) {
     const setting = (wanted as { setting?: string } | null)?.setting;
     const value = document[field];
@@ -93,14 +95,14 @@ function modelOf(document: Json, tables: Tables): Settings {
     }
   }
   for (const size of ["n_layer", "n_head", "n_embd", "n_ctx", "n_vocab"]) {
-    if (model[`model.${size}`] === undefined) throw new StorageError(`config.json: the size ${size} is missing`, "is this the config.json of a GPT-2?");
+    if (typeof model[`model.${size}`] !== "number") throw new StorageError(`config.json: the size ${size} is missing`, "is this the config.json of a GPT-2?");
   }
   const { n_vocab: bytes } = formsOf(tables).tokenizer;
   if (model["model.n_vocab"] !== bytes) {
     throw new StorageError(`config.json: vocab_size is ${show(model["model.n_vocab"])}, and this page reads text as ${bytes} bytes`, "models with another vocabulary run in the terminal: posttrainllm import");
   }
   const alias = { gelu_pytorch_tanh: "gelu_new", gelu_fast: "gelu_new" }[String(model["model.activation"])];
-  return { "model.layer_norm_epsilon": 1e-5, "model.n_inner": null, "model.tied": true, "model.activation": "gelu_new", ...model, ...(alias ? { "model.activation": alias } : {}) };
+  return alias === undefined ? model : { ...model, "model.activation": alias };
 }
 
 const DECISIVE = ["model_type", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
