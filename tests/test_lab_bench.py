@@ -25,6 +25,7 @@ from posttrainllm.lab.benchmark_record import (
     write_record,
 )
 from posttrainllm.lab.cost import step_flops
+from posttrainllm.lab.decode_bench import decode_bench
 
 
 @pytest.fixture
@@ -216,3 +217,17 @@ def test_bench_command_refuses_wrong_use(capsys):
     assert main(["bench", "--case", "default-3-seeds", "--steps", "5", "--record", "x"]) == 2
     assert main(["sweep"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_writing_is_timed_beside_writing_without_the_cache(tmp_path):
+    found = decode_bench("try", "tiny", ["cpp", "cpp-recomputing"], [1], tokens=20)
+    assert [(row.writer, row.tokens, row.same_tokens) for row in found.rows] == [
+        ("cpp", 20, 20),
+        ("cpp-recomputing", 20, 20),
+    ]
+    assert found.figures.keys() == {"times_recomputing"}
+    assert found.record["kind"] == "decode"
+    assert found.record["method"]["weights"] == "initial values of seed 1"
+    assert write_record(found.record, tmp_path).exists()
+    with pytest.raises(ConfigError, match="at least 10 repeats"):
+        decode_bench("try", "tiny", ["cpp"], [1], repeats=3)

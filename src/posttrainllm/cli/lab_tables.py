@@ -12,6 +12,7 @@ from posttrainllm.cli.terminal import fields, say
 if TYPE_CHECKING:
     from posttrainllm.lab.bench import Bench
     from posttrainllm.lab.cases import CaseResult
+    from posttrainllm.lab.decode_bench import Row as DecodeRow
     from posttrainllm.lab.diagnose import Diagnosis
     from posttrainllm.lab.doctor import Finding
     from posttrainllm.lab.measured_run import MeasuredRun
@@ -189,10 +190,37 @@ def show_case(found: CaseResult) -> None:
         show_bench(found.bench)
     if found.sweep is not None:
         show_sweep(found.sweep)
+    if found.decode is not None:
+        show_decode(found.decode.rows)
     if found.runs:
         show_runs(found.runs)
     for check in found.checks:
         say(("pass  " if check.passed else "FAIL  ", GOOD if check.passed else BAD), check.text)
+
+
+def show_decode(rows: Sequence[DecodeRow]) -> None:
+    """Print what writing a token takes."""
+    print_table(
+        [
+            Column("writer"),
+            Column("threads", right=True),
+            Column("ms a token", right=True),
+            Column("fastest", right=True, goes=2),
+            Column("tokens/s", right=True),
+            Column("same tokens", right=True, goes=1),
+        ],
+        [
+            [
+                row.writer,
+                str(row.threads),
+                f"{row.median_ms_per_token:.3f}",
+                f"{row.min_ms_per_token:.3f}",
+                f"{row.tokens_per_second:,.0f}",
+                f"{row.same_tokens} of {row.tokens}",
+            ]
+            for row in rows
+        ],
+    )
 
 
 def show_runs(runs: Sequence[MeasuredRun]) -> None:

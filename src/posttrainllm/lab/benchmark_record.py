@@ -29,7 +29,7 @@ from posttrainllm.machine import available_threads, instruction_sets, processor_
 from posttrainllm.storage import write_error
 
 FORMAT = 1
-Kind = Literal["step", "ladder", "training", "sweep", "gpu-checks"]
+Kind = Literal["step", "ladder", "training", "sweep", "decode", "gpu-checks"]
 Record = dict[str, Any]
 
 # Software that numbers depend on; looked up by name, so that nothing is imported for it.

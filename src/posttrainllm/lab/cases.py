@@ -2,13 +2,15 @@
 
     bench/cases/<name>.toml
 
-    kind = "step" | "ladder" | "training" | "sweep"      about = "one sentence"
+    kind = "step" | "ladder" | "training" | "sweep" | "decode"      about = "one sentence"
     preset = "small" (or presets = [...])     engine = "cpp" (or engines = [...])
     set = ["section.key=value", ...]          as after --set
     step:      threads = [1, 2]   repeats = 20
     ladder:    repeats = 10       rungs = [["section.key=value", ...], ...]  each a set of settings, from slow to fast
     training:  seeds = [1, 2, 3]  expect = { val_loss_at_most = 1.92, word_share_at_least = 0.6 }
     sweep:     seeds = [1]        values = ["schedule.learning_rate=1e-3,3e-3"]
+    decode:    threads = [1, 2]   repeats = 10   engines may be transformers, and cpp-recomputing
+                                  expect = { times_transformers_at_least = 3 }
 
 What this is not: the measuring (``bench.py``, ``ladder.py``, ``sweep.py``, ``measured_run.py``).
 """
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,12 +30,14 @@ from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.errors import ConfigError
 from posttrainllm.lab.bench import Bench, bench, check_repeats, make_cells
 from posttrainllm.lab.benchmark_record import Record, make_record, source_tree
+from posttrainllm.lab.decode_bench import DecodeBench, decode_bench
 from posttrainllm.lab.ladder import ladder
 from posttrainllm.lab.measured_run import MeasuredRun, Progress, train_once
 from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
 from posttrainllm.settings import did_you_mean, show
 
 FOLDER = Path("bench", "cases")
+DECODE_FIGURES = ("times_transformers", "times_recomputing", "first_words_s")
 
 
 class Case(BaseModel):
@@ -42,7 +46,7 @@ class Case(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    kind: Literal["step", "ladder", "training", "sweep"]
+    kind: Literal["step", "ladder", "training", "sweep", "decode"]
     about: str
     presets: list[str] = Field(min_length=1)
     engines: list[str] = Field(min_length=1)
@@ -81,6 +85,7 @@ class CaseResult:
     checks: list[Check]
     bench: Bench | None = None
     sweep: Sweep | None = None
+    decode: DecodeBench | None = None
     runs: Sequence[MeasuredRun] = ()
 
     @property
@@ -125,8 +130,9 @@ def load_case(name: str) -> Case:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: {place}: {first['msg'].lower()}") from None
+    known = DECODE_FIGURES if case.kind == "decode" else MeasuredRun.__dataclass_fields__
     for expectation in case.expect:
-        if _expectation(expectation)[0] not in MeasuredRun.__dataclass_fields__:
+        if _expectation(expectation)[0] not in known:
             raise ConfigError(f"{path}: expect.{expectation} is no figure of a run")
     return case
 
@@ -153,6 +159,20 @@ def run_case(
             case.name, case.presets, engine, case.rungs, case.set, case.repeats, progress
         )
         return CaseResult(case, [record], [], bench=timed)
+    if case.kind == "decode":
+        written = decode_bench(
+            case.name,
+            case.presets[0],
+            case.engines,
+            case.threads,
+            repeats=case.repeats,
+            progress=progress,
+        )
+        checks = _checks(case, written.figures)
+        results = {"about": case.about, "expect": case.expect, **written.figures}
+        passed = {"passed": all(check.passed for check in checks)}
+        record = {**written.record, "results": {**results, **passed}}
+        return CaseResult(case, [record], checks, decode=written)
     config = case.config(steps)
     if case.kind == "sweep":
         swept = sweep(config, parse_axes(case.values), case.seeds, progress)
@@ -162,7 +182,7 @@ def run_case(
     for seed in case.seeds:
         run, info = train_once(config, {}, seed, progress)
         runs.append(run)
-    checks = [check for run in runs for check in _checks(case, run)]
+    checks = [check for run in runs for check in _checks(case, asdict(run), f"seed {run.seed}: ")]
     record = make_record(
         "training",
         case.name,
@@ -181,17 +201,15 @@ def run_case(
     return CaseResult(case, [record], checks, runs=runs)
 
 
-def _checks(case: Case, run: MeasuredRun) -> list[Check]:
+def _checks(case: Case, figures: Mapping[str, Any], whose: str = "") -> list[Check]:
     found = []
     for expectation, bound in case.expect.items():
         name, at_most = _expectation(expectation)
-        value = getattr(run, name)
+        value = figures.get(name)
         good = value is not None and (value <= bound if at_most else value >= bound)
         shown = "not measured" if value is None else f"{value:.4g}"
         words = "at most" if at_most else "at least"
-        found.append(
-            Check(f"seed {run.seed}: {name} is {shown}, wanted {words} {bound:g}", bool(good))
-        )
+        found.append(Check(f"{whose}{name} is {shown}, wanted {words} {bound:g}", bool(good)))
     return found
 
 
