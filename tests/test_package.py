@@ -20,6 +20,12 @@ from posttrainllm.kernels.build_wasm import WASM
 from posttrainllm.text.datasets import TINY_SHAKESPEARE
 
 ROOT = Path(__file__).parent.parent
+SITE = (
+    "site/index.html",
+    "site/_astro/page.js",
+    "site/_astro/page.js.gz",
+    "site/data/wgsl/add.wgsl",
+)
 
 # What an installed package must know without its source tree.
 LOOK = """
@@ -72,6 +78,9 @@ def wheel(tmp_path_factory, environment):
         pytest.skip("not a git checkout: what belongs to the source tree is not known")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     copy_sources(source)
+    for name in SITE:
+        (source / "src" / "posttrainllm" / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / "src" / "posttrainllm" / name).write_text("a stand-in for the built site")
     pip = [sys.executable, "-m", "pip", "--no-input"]
     run(*pip, "wheel", ".", "--no-deps", "--wheel-dir", out, cwd=source, env=environment)
     [path] = out.glob("*.whl")
@@ -88,6 +97,9 @@ def test_the_wheel_is_for_this_platform_and_any_python(wheel):
     modules = {Path(name).name for name in names if name.endswith(".wasm")}
     assert modules == {f"posttrain-{b}.wasm" for b in WASM.processors}
     assert f"posttrainllm/data/{TINY_SHAKESPEARE.file_name}" in names
+    assert {f"posttrainllm/{name}" for name in SITE} <= set(names), (
+        "the site ships when it is built"
+    )
     assert "posttrainllm/py.typed" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"posttrainllm"}
 
