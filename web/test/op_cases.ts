@@ -15,7 +15,7 @@ interface ArrayAt {
   readonly offset: number;
 }
 
-interface Case {
+export interface Case {
   readonly name: string;
   readonly op: string;
   readonly sizes: number[];
@@ -72,11 +72,7 @@ export async function checkOps(
     while ((exports.posttrain_workers?.() ?? 0) < WORKERS) await new Promise((again) => setTimeout(again, 1));
   }
 
-  const array = (at: ArrayAt): Float32Array | Float64Array | Int32Array => {
-    const count = at.shape.reduce((all, n) => all * n, 1);
-    if (at.dtype === "float32") return new Float32Array(data, at.offset, count);
-    return at.dtype === "float64" ? new Float64Array(data, at.offset, count) : new Int32Array(data, at.offset, count);
-  };
+  const array = (at: ArrayAt): Numbers => arrayOf(data, at);
 
   /** Runs a case inside guards; faults, and the results as bits. */
   const run = (given: Case, threads: number, shift: number): { faults: string[]; bits: Uint32Array[] } => {
@@ -148,8 +144,17 @@ export async function checkOps(
   return faults;
 }
 
+type Numbers = Float32Array<ArrayBuffer> | Float64Array<ArrayBuffer> | Int32Array<ArrayBuffer>;
+
+/** An array of the file. */
+export function arrayOf(data: ArrayBuffer, at: ArrayAt): Numbers {
+  const count = at.shape.reduce((all, n) => all * n, 1);
+  if (at.dtype === "float32") return new Float32Array(data, at.offset, count);
+  return at.dtype === "float64" ? new Float64Array(data, at.offset, count) : new Int32Array(data, at.offset, count);
+}
+
 /** The largest error in units of eps * s; infinite where a finite number was wanted and none came. */
-function errorOf(
+export function errorOf(
   got: Float32Array, ref: ArrayLike<number>, scale: ArrayLike<number>, eps: number, exact: boolean,
 ): number {
   let most = 0;

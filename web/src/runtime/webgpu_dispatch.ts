@@ -155,6 +155,11 @@ export class DispatchTable {
     for (const rule of json.fused) this.#variants.set(rule.op, variantsOf(rule.variants, json.shared));
   }
 
+  /** Whether an op has kernels. */
+  has(op: string): boolean {
+    return this.#variants.has(op);
+  }
+
   /** Calls as pieces of work; neighbours become one where a rule says so and, by choice or by the table, a variant is preferred. */
   merge(calls: readonly BoundCall[]): Work[] {
     return this.works.merged(calls, this.rules, (work) => this.#wants(work));
