@@ -9,39 +9,36 @@ What this is not: the optimizer's formula (``sharded_optim.py``) or the files (`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.config import TrainConfig
 from posttrainllm.engines.base import F32, I32, Batch, State, StepResult, StepScalars, check_memory
 from posttrainllm.errors import EngineError
+from posttrainllm.pytorch.choices import Device, choose
+from posttrainllm.pytorch.device import (
+    attention_kernels,
+    device_name,
+    logits_limit,
+    matrix_precision,
+)
 from posttrainllm.pytorch.distributed_group import Group
 from posttrainllm.pytorch.engine import saved_numbers
 from posttrainllm.pytorch.gpt import GPT, IGNORED_TARGET, Cache
+from posttrainllm.pytorch.loss import chunk_rows, cross_entropy
 from posttrainllm.pytorch.sharded_files import write_shards
+from posttrainllm.pytorch.sharded_model import Head, Work
 from posttrainllm.pytorch.sharded_optim import ShardedAdamW
 
 PREFIX = "model."
-
-
-class Work(nn.Module):
-    """The model behind one ``forward``: FSDP gathers weights around calls of ``forward`` alone."""
-
-    def __init__(self, model: GPT) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, targets: Tensor | None, cache: Cache | None) -> Tensor:
-        """The summed loss where there are targets, else logits. Shapes: tokens, targets (B, T); returned () or (B, T, V)."""
-        if targets is not None:
-            return self.model.loss_sum(tokens, targets)
-        return self.model.head(self.model.hidden(tokens, cache))
 
 
 class ShardedEngine:
@@ -53,18 +50,17 @@ class ShardedEngine:
     def __init__(self, config: TrainConfig, group: Group) -> None:
         """Allocate this rank's part; ``config`` is that of one rank: its rows, its threads.
 
-        Raises: EngineError where memory is short, or for dropout.
+        Raises: EngineError where memory is short, or for what a sharded model does not have: dropout, Muon, torch.compile.
         """
-        if config.model.dropout:
-            raise EngineError(
-                f"a sharded model has no dropout here, and model.dropout is {config.model.dropout}",
-                "set engine.parallel=ddp",
-            )
+        _check_settings(config)
         torch.set_num_threads(config.engine.threads)
         self.config = config
         self._group = group
         self._device = group.device
-        if self._device.type == "cpu":
+        kind: Device = "cuda" if group.device.type == "cuda" else "cpu"
+        self.choices = choose(config, kind, training=False)
+        self._dtype = torch.bfloat16 if self.choices.precision == "bf16" else torch.float32
+        if kind == "cpu":
             check_memory(self.name, self.nbytes)
         self._work, self._shards = self._sharded()
         names = {name.removeprefix(PREFIX): p for name, p in self._work.named_parameters()}
@@ -77,17 +73,26 @@ class ShardedEngine:
 
     def _sharded(self) -> tuple[Work, FSDPModule]:
         """The model and what FSDP made of it, the same object: made without values, cut, and then allocated."""
+        n_vocab = self.config.model.n_vocab
+        kernel = cross_entropy
+        if self.choices.triton:
+            from posttrainllm.pytorch.kernels import cross_entropy as kernel
+        rows = chunk_rows(n_vocab, self._dtype.itemsize, logits_limit(self._device))
         with torch.device("meta"):
-            work = Work(GPT(self.config.model)).eval()
+            head = Head(rows, kernel, self.choices.vocabulary_multiple)
+            work = Work(GPT(self.config.model), head).eval()
         mesh = init_device_mesh(self._device.type, (self._group.ranks.count,))
-        precision = MixedPrecisionPolicy()
+        half = self._dtype == torch.bfloat16
+        precision = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if half else None,
+            reduce_dtype=torch.float32 if half else None,
+            cast_forward_inputs=False,  # the loss's scale stays float32
+        )
         for block in work.model.h:
             fully_shard(block, mesh=mesh, mp_policy=precision)
         shards = fully_shard(work, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
         for module in work.modules():
-            if isinstance(
-                module, FSDPModule
-            ):  # the loss is divided once, by all tokens: so sums, no means
+            if isinstance(module, FSDPModule):  # the loss is divided once, by all tokens: sums
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         work.to_empty(device=self._device)
@@ -96,14 +101,17 @@ class ShardedEngine:
     @property
     def info(self) -> dict[str, str | int]:
         """See ``Engine.info``."""
-        on_gpu = self._device.type == "cuda"
         return {
             "engine": self.name,
             "torch": torch.__version__,
             "device": self._device.type,
-            "device_name": torch.cuda.get_device_name(self._device) if on_gpu else "processor",
+            "device_name": device_name(self._device),
+            "device_reason": self.choices.device_reason,
             "threads": torch.get_num_threads(),
             "dtype": "float32",
+            **self.choices.info(),
+            "step": "call by call",
+            "compile_reason": "layers come from the ranks call by call",
         }
 
     @property
@@ -139,8 +147,10 @@ class ShardedEngine:
         self._micro_batches += 1
         last = self._micro_batches >= self.config.data.accumulation
         self._shards.set_is_last_backward(last)
-        loss = self._work(self._ids(batch.tokens), self._ids(batch.targets), None) * inv_count
-        torch.autograd.backward(loss)
+        scale = torch.tensor(inv_count, device=self._device)
+        with self._around():
+            loss = self._work(self._ids(batch.tokens), self._ids(batch.targets), scale)
+            torch.autograd.backward(loss)
         self._loss += loss.detach()
 
     def update(self, scalars: StepScalars) -> None:
@@ -168,15 +178,16 @@ class ShardedEngine:
     @torch.no_grad()
     def loss_sum(self, batch: Batch) -> float:
         """Add up the loss of this rank's rows, in nats."""
-        total = float(self._work(self._ids(batch.tokens), self._ids(batch.targets), None))
+        one = torch.ones((), device=self._device)
+        with self._around():
+            total = self._work(self._ids(batch.tokens), self._ids(batch.targets), one)
         self._shards.reshard()
-        return total
+        return float(total)
 
     @torch.no_grad()
     def logits(self, tokens: I32) -> F32:
         """See ``Engine.logits``; the same tokens on every rank."""
-        logits: F32 = self._infer(tokens, None).cpu().numpy()
-        return logits
+        return _array(self._infer(tokens, None))
 
     @torch.no_grad()
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
@@ -184,11 +195,11 @@ class ShardedEngine:
         batch, time = tokens.shape
         filled = torch.from_numpy(np.full(batch, time) if lengths is None else lengths)
         filled = filled.to(self._device, torch.int64)
-        self._cache = Cache(self.config.model, batch, device=self._device, dtype=torch.float32)
+        self._cache = Cache(self.config.model, batch, device=self._device, dtype=self._dtype)
         logits = self._infer(tokens, self._cache)
         self._cache.advance(filled)
-        last: F32 = logits[torch.arange(batch, device=self._device), filled - 1].cpu().numpy()
-        return last
+        last = logits[torch.arange(batch, device=self._device), filled - 1]
+        return _array(last)
 
     @torch.no_grad()
     def decode(self, tokens: I32) -> F32:
@@ -200,8 +211,7 @@ class ShardedEngine:
             )
         logits = self._infer(tokens[:, None], cache)
         cache.advance(1)
-        last: F32 = logits[:, 0].cpu().numpy()
-        return last
+        return _array(logits[:, 0])
 
     def state(self) -> State:
         """The parameters, whole, on rank 0; every rank takes part. The moments: ``write_moments``."""
@@ -216,9 +226,50 @@ class ShardedEngine:
         self._cache = None
 
     def _infer(self, tokens: I32, cache: Cache | None) -> Tensor:
-        logits: Tensor = self._work(self._ids(tokens), None, cache)
+        with self._around():
+            logits: Tensor = self._work(self._ids(tokens), cache=cache)
         self._shards.reshard()  # or the next step would compute with these weights
         return logits
 
     def _ids(self, ids: I32) -> Tensor:
         return torch.from_numpy(np.maximum(ids, IGNORED_TARGET).astype(np.int64)).to(self._device)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """Matrix precision and kernels of attention, as in a ``TorchEngine``; a full device is our error."""
+        with ExitStack() as stack:
+            if self._device.type == "cuda":
+                stack.enter_context(matrix_precision(self.choices.precision != "float32"))
+                if self._dtype == torch.bfloat16:
+                    kernels = attention_kernels(self.config.model)
+                    stack.enter_context(sdpa_kernel(kernels, set_priority=True))
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"the {self._device.type} device has no memory left: {str(error).splitlines()[0]}",
+                    "use a smaller --batch-size, with data.accumulation raised as much",
+                ) from None
+
+
+def _array(values: Tensor) -> F32:
+    found: F32 = values.float().cpu().numpy()
+    return found
+
+
+def _check_settings(config: TrainConfig) -> None:
+    """Refuse what a sharded model does not have. Raises: EngineError."""
+    settings = {
+        "model.dropout": (config.model.dropout, 0.0),
+        "optimizer.kind": (config.optimizer.kind, "adamw"),
+        "engine.compile": (
+            "auto" if config.engine.compile == "off" else config.engine.compile,
+            "auto",
+        ),
+    }
+    for key, (value, usual) in settings.items():
+        if value != usual:
+            raise EngineError(
+                f"a model that is divided among processes has no {key}={value}",
+                f"set {key}={usual}, or engine.parallel=ddp",
+            )

@@ -20,6 +20,8 @@ from posttrainllm.errors import EngineError
 
 Shards = dict[str, DTensor]
 
+AT_ONCE = 12  # tensors that a step updates together, one layer's
+
 
 class ShardedAdamW:
     """Parameters, gradients and moments by name, this rank's part of each."""
@@ -90,18 +92,26 @@ class ShardedAdamW:
     @torch.no_grad()
     def step(self, lr: float, correction1: float, correction2: float) -> None:
         """Update this rank's parameters from their gradients; the formula is that of ``ArenaAdamW.step``."""
-        config = self._config
-        decayed = [shard.to_local() for shard in self.params.values() if shard.dim() >= 2]
-        params, grads, m, v = map(self._local, (self.params, self.grads(), self._m, self._v))
-        torch._foreach_mul_(m, config.beta1)
-        torch._foreach_add_(m, grads, alpha=1 - config.beta1)
-        torch._foreach_mul_(v, config.beta2)
-        torch._foreach_addcmul_(v, grads, grads, value=1 - config.beta2)
-        denominator = torch._foreach_div(v, correction2)
-        torch._foreach_sqrt_(denominator)
-        torch._foreach_add_(denominator, config.eps)
-        torch._foreach_add_(decayed, decayed, alpha=-lr * config.weight_decay)
-        torch._foreach_addcdiv_(params, m, denominator, value=-lr / correction1)
+        config, names = self._config, list(self.params)
+        grads = self.grads()
+        for start in range(0, len(names), AT_ONCE):  # what they need in between stays small
+            part = names[start : start + AT_ONCE]
+            params, g, m, v = (
+                [shards[name].to_local() for name in part]
+                for shards in (self.params, grads, self._m, self._v)
+            )
+            torch._foreach_mul_(m, config.beta1)
+            torch._foreach_add_(m, g, alpha=1 - config.beta1)
+            torch._foreach_mul_(v, config.beta2)
+            torch._foreach_addcmul_(v, g, g, value=1 - config.beta2)
+            denominator = torch._foreach_div(v, correction2)
+            torch._foreach_sqrt_(denominator)
+            torch._foreach_add_(denominator, config.eps)
+            decayed = [
+                one for name, one in zip(part, params, strict=True) if self.params[name].dim() >= 2
+            ]
+            torch._foreach_add_(decayed, decayed, alpha=-lr * config.weight_decay)
+            torch._foreach_addcdiv_(params, m, denominator, value=-lr / correction1)
 
     def whole(self, shards: Shards, wanted: bool = True) -> dict[str, F32]:
         """Gather tensors one by one; every rank takes part, and keeps them where ``wanted``."""

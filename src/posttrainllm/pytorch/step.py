@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrainllm.config import TrainConfig
 from posttrainllm.engines.base import I32, StepResult, StepScalars
-from posttrainllm.pytorch.arena import Arenas
+from posttrainllm.pytorch.arena import Arenas, Views
 from posttrainllm.pytorch.gpt import GPT
 from posttrainllm.pytorch.loss import CrossEntropy, head_loss
 from posttrainllm.pytorch.optim import RING, SCALARS, Optimizer
@@ -33,8 +33,21 @@ SLOTS = 8  # pinned buffers: how many steps the host may be ahead of the device
 READ_EVERY_S = 0.1  # results are copied back this often, or every READ_EVERY steps
 READ_EVERY = 64
 
-Reduce = Callable[[Tensor, Tensor], None]
-"""Sums the gradients (n,) and the loss () of a step over ranks, in place, before the update."""
+
+class Reduce(Protocol):
+    """Sums the gradients and the loss of a step over ranks, in place, before the update."""
+
+    def bind(self, module: nn.Module, arena: Tensor, views: Views, head: str) -> None:
+        """Learn where the gradients of the module's parameters are in the arena (n,)."""
+        ...
+
+    def expect(self, first: bool) -> None:
+        """The next backward is the step's last: its gradients go to the arena through here."""
+        ...
+
+    def __call__(self, gradients: Tensor, loss: Tensor) -> None:
+        """Be done. Shapes: gradients (n,), the arena; loss ()."""
+        ...
 
 
 class Inputs:
@@ -134,11 +147,13 @@ class TrainingStep:
         self._pending: _Pending | None = None
         self._shape = (0, 0)
         self._results = _Results(optimizer)
+        if reduce is not None:
+            reduce.bind(module, arenas.flat_grads, grads, head)
 
     # ---- what a step computes -----------------------------------------------------------------
 
-    def _passes(self, inputs: Inputs, first: bool) -> None:
-        """Forward and backward of a micro-batch, into the gradients' arena and ``loss``."""
+    def _passes(self, inputs: Inputs, first: bool, reduce: Reduce | None) -> None:
+        """Forward and backward of a micro-batch, into the gradients' arena and ``loss``; ``reduce`` is given in the last one."""
         with self._around(), torch.enable_grad():
             hidden = self.module.hidden(inputs.tokens)
             with torch.no_grad():
@@ -153,12 +168,15 @@ class TrainingStep:
                     cross_entropy=self._cross_entropy,
                     first=first,
                 )
+            if reduce is not None:
+                reduce.expect(first)
             grads = torch.autograd.grad(hidden, self._trunk_parameters, grad.view_as(hidden))
-        written = [g for g, head in zip(grads, self._is_head, strict=True) if not head]
-        added = [g for g, head in zip(grads, self._is_head, strict=True) if head]
-        (torch._foreach_copy_ if first else torch._foreach_add_)(self._written, written)
-        if added:
-            self._added[0].add_(added[0])
+        if reduce is None:
+            written = [g for g, head in zip(grads, self._is_head, strict=True) if not head]
+            added = [g for g, head in zip(grads, self._is_head, strict=True) if head]
+            (torch._foreach_copy_ if first else torch._foreach_add_)(self._written, written)
+            if added:
+                self._added[0].add_(added[0])
         if first:
             self.loss.copy_(loss)
         else:
@@ -167,7 +185,7 @@ class TrainingStep:
     def _run(self, inputs: Inputs, variant: Variant) -> None:
         first, last = variant
         if first is not None:
-            self._passes(inputs, first)
+            self._passes(inputs, first, self._reduce if last else None)
         if last:
             if self._reduce is not None:
                 self._reduce(self._arenas.flat_grads, self.loss)
@@ -198,7 +216,9 @@ class TrainingStep:
                         self._run(inputs, variant)
                 torch.cuda.current_stream().wait_stream(side)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool):
+                # NCCL's watchdog asks the driver from a thread of its own, which would spoil the recording.
+                mode = "global" if self._reduce is None else "thread_local"
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
                     self._run(inputs, variant)
             self._pool = self._pool or graph.pool()
             self._graphs[shape, variant] = graph
