@@ -217,16 +217,24 @@ export class RunHandle {
     await this.#samples.cutBack(step);
   }
 
+  /** Whether the text is here: brought along by the site, or kept with the run. */
+  async hasCorpus(): Promise<boolean> {
+    const { names, bundled_corpus: bundled } = formsOf(this.#around.tables);
+    if ((await this.files.size(names.corpus)) !== null) return true;
+    const named = (this.#settings["data.corpus"] ?? []) as readonly string[];
+    return this.#corpus === null ? named.length === 0 : this.#corpus.sha256 === bundled.sha256;
+  }
+
   /** The whole text. Throws CorpusMissing when only its owner has it, a StorageError when it is not the run's text. */
   async corpus(): Promise<Bytes> {
-    const { names, bundled_corpus: bundled } = formsOf(this.#around.tables);
+    const { names } = formsOf(this.#around.tables);
     if ((await this.files.size(names.corpus)) !== null) {
       const text = await this.files.read(names.corpus);
       await this.#checkText(text, names.corpus);
       return text;
     }
+    if (await this.hasCorpus()) return this.#around.bundledText();
     const named = (this.#settings["data.corpus"] ?? []) as readonly string[];
-    if (this.#corpus === null ? named.length === 0 : this.#corpus.sha256 === bundled.sha256) return this.#around.bundledText();
     throw new CorpusMissing(this.name, this.#corpus ?? { name: named.join(", "), sha256: "" });
   }
 
