@@ -40,6 +40,9 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+RUNS_HEADER = "X-Posttrainllm-Runs"
+"""Tells a page, with any answer, that this server has runs for it; a static host answers nothing of the kind."""
+
 NOTHING = "default-src 'none'; frame-ancestors 'none'"
 """The policy of what is no page."""
 
@@ -92,6 +95,8 @@ class Guard:
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in {**HEADERS, "Content-Security-Policy": NOTHING}.items():
                     headers.setdefault(name, value)
+                if _is_loopback((scope.get("client") or [""])[0]):
+                    headers.setdefault(RUNS_HEADER, "1")
             await send(message)
 
         try:

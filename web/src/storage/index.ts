@@ -24,6 +24,8 @@ export interface StoreOptions {
 }
 
 const memory = new MemoryShelf();
+/** Stands in every answer of a server that has runs for this page (server/security.py): no request fails to find out. */
+const RUNS_HEADER = "X-Posttrainllm-Runs";
 
 export { BrowserStore } from "./run_store.ts";
 export { ServerStore } from "./server_store.ts";
@@ -45,13 +47,9 @@ export async function openTabStore(tables: Tables, { data, notice = () => undefi
 /** The runs of the server that this page came from; null when that is a static host, or gives this machine none. */
 export async function openServerStore(tables: Tables, { data, notice = () => undefined }: StoreOptions): Promise<ServerStore | null> {
   const root = new URL("..", data);
+  const answer = await fetch(root, { method: "HEAD", cache: "no-store" }).catch(() => null);
+  if (answer?.headers.get(RUNS_HEADER) == null) return null;
   const api = apiOf(root);
-  try {
-    const { name, features } = await api.json("GET", "health");
-    if (name !== "posttrainllm" || !Array.isArray(features) || !features.includes("runs")) return null;
-  } catch {
-    return null;
-  }
   const room = async (): Promise<number | null> => ((await api.json("GET", "runs"))["free"] as number | null | undefined) ?? null;
   const bundledText = (): Promise<Bytes> => fetchText(new URL(formsOf(tables).bundled_corpus.file, data));
   return new ServerStore(api, root, { tables, notice, room, bundledText });
