@@ -74,12 +74,13 @@ def _indexed(folder: Path, path: Path) -> dict[str, Entry]:
             f"{path}: weight_map names {len(files):,} files, over the limit of {MAX_SHARDS:,}",
             "save the model again with larger files (max_shard_size)",
         )
-    found: dict[str, Entry] = {}
     for file in files:
         if not file.endswith(".safetensors"):
             raise CheckpointError(
                 f"{path}: weight_map names {show(file)}, wanted a .safetensors file", DAMAGED
             )
+    found: dict[str, Entry] = {}
+    for file in files:
         for name, entry in read_header(plain_file(folder, file)).items():
             if name in found:
                 raise CheckpointError(

@@ -246,7 +246,8 @@ def _int4(
     nibbles = np.empty((len(packed), 2), np.float32)
     nibbles[:, 0] = packed & 15
     nibbles[:, 1] = packed >> 4
-    values: Floats = (nibbles.reshape(len(scales), block) - np.float32(8)) * scales[:, None]
+    with np.errstate(invalid="ignore"):  # an infinite scale: refused by whoever asked
+        values: Floats = (nibbles.reshape(len(scales), block) - np.float32(8)) * scales[:, None]
     return values.reshape(-1)[: tensor.size]
 
 

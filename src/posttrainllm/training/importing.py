@@ -12,6 +12,7 @@ size; until something is trained in it, ``train --resume`` may change all of tha
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace as fields
@@ -21,9 +22,10 @@ from typing import Any
 from posttrainllm.config import GPTConfig, TrainConfig, load_config, replace
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.formats.tinygpt import TinyGPT
+from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, write_checkpoint
 from posttrainllm.runs.checkpoint_folder import newest_checkpoint
-from posttrainllm.runs.folder import Run
+from posttrainllm.runs.folder import CONFIG_FILE, Run
 from posttrainllm.runs.opening import (
     Opened,
     extract_model,
@@ -36,13 +38,16 @@ from posttrainllm.runs.opening import (
 from posttrainllm.runs.staging import stage_run
 from posttrainllm.runs.trainer_state import TrainerState
 from posttrainllm.settings import show
-from posttrainllm.storage import write_error, write_file
+from posttrainllm.storage import show_bytes, write_error, write_file
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.starting import GENTLER, nearest_preset
 
 BYTES = "bytes"
 UNPACKED = "unpacked"
+
+# What a run's files may have when they come from elsewhere: they are read whole.
+MOST_BYTES = {CONFIG_FILE: 2**20, "metrics.jsonl": 2**28, "samples.jsonl": 2**28}
 
 # What a .tinygpt header says about training -> our settings; what does not fit them is left out.
 TRAINING = {
@@ -99,7 +104,10 @@ def import_model(
     def say_source(folder: Path) -> None:
         try:
             fill(folder)
-        except CheckpointError as error:  # nobody can look into a folder that is gone
+        except (
+            CheckpointError,
+            ConfigError,
+        ) as error:  # nobody can look into a folder that is gone
             message = error.message.replace(str(folder / UNPACKED), str(source))
             message = message.replace(str(folder), str(source))
             raise CheckpointError(message, error.hint) from None
@@ -139,9 +147,7 @@ def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Im
             imported = _check_run(folder)
         else:
             imported = _from_folder(inside, folder, tokenizer)
-            for path in inside.iterdir():
-                path.unlink()
-        inside.rmdir()
+        shutil.rmtree(inside)
     except OSError as error:
         raise write_error(f"unpack {source.name}", folder.parent, error) from None
     notices = imported.notices
@@ -174,6 +180,12 @@ def _copy_run(source: Path, folder: Path) -> None:
 def _check_run(folder: Path) -> Imported:
     """Read everything that a run holds, as training and ``runs`` would."""
     run = Run(folder)
+    for name, most in MOST_BYTES.items():
+        path = folder / name
+        if path.exists() and path.stat().st_size > most:
+            raise CheckpointError(
+                f"{path} is larger than {show_bytes(most)}, too large for its kind", DAMAGED
+            )
     config = run.config()
     if not list_checkpoints(run.checkpoints):
         raise CheckpointError("the run has no checkpoint", "let it train to its first one")
