@@ -104,7 +104,9 @@ def extract_archive(path: Path, folder: Path, wanted: Callable[[str], bool]) -> 
             f"{path} cannot be opened in {folder.parent}: {reason(error)}"
         ) from None
     except _BROKEN as error:
-        raise CheckpointError(f"{path} is no whole zip file: {reason(error)}", DAMAGED) from None
+        raise CheckpointError(
+            f"{path} is no whole zip file: {reason(error)[:120]}", DAMAGED
+        ) from None
 
 
 class _Bounded(io.FileIO):
