@@ -21,11 +21,13 @@ from posttrainllm.errors import EngineError
 Device = Literal["cpu", "cuda", "mps"]
 Precision = Literal["float32", "tf32", "bf16"]
 
-COMPILE_SECONDS: Final = 25.0
-"""What translating one block and its gradients takes, in seconds; measured 12 to 22 (docs/torch.md)."""
+COMPILE_SECONDS: Final = 15.0
+"""What importing the compiler and translating one block and its gradients takes, in seconds, with room to spare."""
 
-GAIN: Final = 0.15
-"""Share of a step's time that torch.compile saves at least; measured 0.15 to 0.4 (docs/torch.md)."""
+GAIN: Final[tuple[float, float]] = (0.06, 0.2)
+"""Shares that torch.compile saves of the time that arithmetic takes, and of the time that starting kernels takes.
+
+Measured on one H200: 6 % at GPT-2 124M, 17 to 20 % at small to xl (docs/torch.md)."""
 
 KERNEL_SECONDS: Final = 2.2e-6
 """A small kernel inside a CUDA graph, start to start."""
@@ -160,8 +162,9 @@ def _compile(
         return asked == "on", "asked for"
     if device != "cuda" or not triton:
         return False, "automatic on CUDA with Triton only"
-    step = step_seconds(config, precision)
-    won = config.training.steps * step * GAIN
+    parts = step_seconds(config, precision)
+    step = sum(parts)
+    won = config.training.steps * sum(g * part for g, part in zip(GAIN, parts, strict=True))
     told = (
         f"{config.training.steps:,} steps of about {1e3 * step:.2g} ms would win back "
         f"{won:.0f} s of the {COMPILE_SECONDS:.0f} s that it takes"
@@ -169,8 +172,8 @@ def _compile(
     return won > COMPILE_SECONDS, told
 
 
-def step_seconds(config: TrainConfig, precision: Precision) -> float:
-    """Estimate a step on a large card, not compiled: arithmetic and the starts of kernels.
+def step_seconds(config: TrainConfig, precision: Precision) -> tuple[float, float]:
+    """Estimate a step on a large card, not compiled: seconds of arithmetic, and of starting kernels.
 
     By formula and not by the clock, so that two runs of one configuration choose alike.
     """
@@ -179,5 +182,5 @@ def step_seconds(config: TrainConfig, precision: Precision) -> float:
     attention = 12 * model.n_layer * model.n_embd * model.n_ctx
     flops = rows * (6 * model.parameters() + attention)
     calls = CALLS_A_LAYER * model.n_layer + CALLS_AROUND
-    one = flops / RATE[precision] + calls * KERNEL_SECONDS
-    return config.data.accumulation * one
+    times = config.data.accumulation
+    return times * flops / RATE[precision], times * calls * KERNEL_SECONDS

@@ -108,13 +108,13 @@ def finish_step(
 
 @triton.jit
 def _adamw(
-    params, grads, m, v, working, scalars, norm, nonfinite,
+    weights, grads, m, v, working, scalars, norm, nonfinite,
     n, decayed, beta1, rest1, beta2, rest2, eps,
     weight_decay, clip_norm, CAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of the arenas a program; nothing at all once the flag is set.
 
-    Shapes: params, grads, m, v, working (n,); scalars (4,): inv_count, lr, corrections; norm (); nonfinite (1,).
+    Shapes: weights, grads, m, v, working (n,); scalars (4,): inv_count, lr, corrections; norm (); nonfinite (1,).
     """
     if tl.load(nonfinite) != 0:
         return
@@ -125,14 +125,14 @@ def _adamw(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     g = tl.load(grads + at, mask=inside, other=0.0) * scale
-    p = tl.load(params + at, mask=inside, other=0.0)
+    p = tl.load(weights + at, mask=inside, other=0.0)
     first = beta1 * tl.load(m + at, mask=inside, other=0.0) + rest1 * g
     second = beta2 * tl.load(v + at, mask=inside, other=0.0) + rest2 * g * g
     change = tl.div_rn(
         tl.div_rn(first, correction1), tl.sqrt_rn(tl.div_rn(second, correction2)) + eps
     )
     p = p - lr * (change + tl.where(at < decayed, weight_decay, 0.0) * p)
-    tl.store(params + at, p, mask=inside)
+    tl.store(weights + at, p, mask=inside)
     tl.store(m + at, first, mask=inside)
     tl.store(v + at, second, mask=inside)
     if CAST:
