@@ -6,11 +6,11 @@ import { readTables } from "../src/runtime/tables.ts";
 import type { Settings } from "../src/runtime/tables.ts";
 import type { Build } from "../src/runtime/wasm.ts";
 import { describeAdapter, GpuDevice } from "../src/runtime/webgpu.ts";
-import { checkOps } from "./op_cases.ts";
-import type { Vectors } from "./op_cases.ts";
+import { checkOps } from "../src/checks/wasm_ops.ts";
+import type { Vectors } from "../src/checks/vectors.ts";
 import { train } from "./training_job.ts";
 import type { Job } from "./training_job.ts";
-import { checkGpuOps } from "./webgpu_op_cases.ts";
+import { checkGpuOps } from "../src/checks/webgpu_ops.ts";
 import { checkedTwice, loseDevice } from "./webgpu_trouble.ts";
 
 type Work =
@@ -46,7 +46,7 @@ async function perform(work: Work): Promise<unknown> {
     return report;
   }
   const faults: string[] = [];
-  for (const build of work.builds) faults.push(...(await checkOps(host, tables, build, vectors, data)));
+  for (const build of work.builds) faults.push(...(await checkOps(host, tables, build, vectors, data)).faults);
   return { cases: vectors.cases.length, faults };
 }
 

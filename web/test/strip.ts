@@ -5,7 +5,7 @@ import { stripTypeScriptTypes } from "node:module";
 import { dirname, join } from "node:path";
 
 const [folder = ""] = process.argv.slice(2);
-for (const path of globSync(["src/runtime/*.ts", "test/*.ts"])) {
+for (const path of globSync(["src/runtime/*.ts", "src/checks/*.ts", "test/*.ts"])) {
   const target = join(folder, path);
   mkdirSync(dirname(target), { recursive: true });
   writeFileSync(target, stripTypeScriptTypes(readFileSync(path, "utf8")));

@@ -1,35 +1,14 @@
-// op_cases.ts: every op of a build of the kernels, on the cases that tests/op_vectors.py wrote.
+// wasm_ops.ts: every op of a build of the WebAssembly kernels, on the cases of vectors.ts.
 //
 // The checks are those of tests/test_ops.py: guards around every buffer, finite numbers, errors
 // within the limit, inputs as they were, the same bits a second time and with other threads.
-import { callTable, RECORD } from "../src/runtime/call_table.ts";
-import type { Host, PoolWorker } from "../src/runtime/host.ts";
-import type { Place } from "../src/runtime/plan.ts";
-import type { Tables } from "../src/runtime/tables.ts";
-import type { Build } from "../src/runtime/wasm.ts";
-
-interface ArrayAt {
-  readonly name?: string;
-  readonly dtype: "float32" | "float64" | "int32";
-  readonly shape: number[];
-  readonly offset: number;
-}
-
-export interface Case {
-  readonly name: string;
-  readonly op: string;
-  readonly sizes: number[];
-  readonly attrs: number[];
-  readonly operands: ((ArrayAt & { readonly name: string }) | null)[];
-  readonly results: { readonly name: string; readonly ref: ArrayAt; readonly scale: ArrayAt }[];
-  readonly limit: number;
-  readonly exact: boolean;
-}
-
-export interface Vectors {
-  readonly eps: number;
-  readonly cases: Case[];
-}
+import { callTable, RECORD } from "../runtime/call_table.ts";
+import type { Host, PoolWorker } from "../runtime/host.ts";
+import type { Place } from "../runtime/plan.ts";
+import type { Tables } from "../runtime/tables.ts";
+import type { Build } from "../runtime/wasm.ts";
+import { addError, arrayOf, emptyReport, errorOf, resultOf } from "./vectors.ts";
+import type { ArrayAt, Case, Numbers, OpReport, Progress, Vectors } from "./vectors.ts";
 
 interface Exports {
   readonly __heap_base: WebAssembly.Global;
@@ -48,10 +27,11 @@ const STACK = 1 << 19;
 
 const ceil = (value: number, to: number): number => Math.ceil(value / to) * to;
 
-/** Runs all cases on a build; what is wrong, one line a fault. */
+/** Runs all cases on a build. */
 export async function checkOps(
-  host: Host, tables: Tables, build: Build, vectors: Vectors, data: ArrayBuffer,
-): Promise<string[]> {
+  host: Host, tables: Tables, build: Build, vectors: Vectors, data: ArrayBuffer, progress: Progress = () => undefined,
+): Promise<OpReport> {
+  const report = emptyReport();
   const module = await WebAssembly.compile(await host.read(`posttrain-${build}.wasm`));
   const [wide, shared] = [build.startsWith("wasm64"), build.endsWith("-threads")];
   const pages = BYTES / PAGE;
@@ -123,13 +103,13 @@ export async function checkOps(
       }
       bits.push(after);
       const error = errorOf(new Float32Array(after.buffer), array(result.ref), array(result.scale), vectors.eps, given.exact);
+      addError(report, given, error);
       if (!(error <= given.limit)) faults.push(`${operand.name} is off by ${error} eps * s, the limit is ${given.limit}`);
     });
     return { faults: faults.slice(0, 3), bits };
   };
 
-  const faults: string[] = [];
-  for (const given of vectors.cases) {
+  for (const [index, given] of vectors.cases.entries()) {
     const first = run(given, 1, 0);
     const found = [...first.faults, ...run(given, 1, 1).faults];
     for (const threads of shared ? [1, 2, 3] : [1]) {
@@ -137,33 +117,15 @@ export async function checkOps(
       const same = first.bits.every((words, k) => words.every((word, i) => word === again.bits[k]?.[i]));
       if (!same) found.push(`other bits the second time, with ${threads} threads`);
     }
-    faults.push(...found.map((fault) => `${build} ${given.name}: ${fault}`));
+    report.faults.push(...found.map((fault) => `${build} ${given.name}: ${fault}`));
+    const result = resultOf(report, given.op);
+    result.cases++;
+    result.runs++;
+    report.cases++;
+    report.runs++;
+    await progress(index + 1, vectors.cases.length);
   }
   exports.posttrain_stop?.();
   for (const worker of workers) worker.terminate();
-  return faults;
-}
-
-type Numbers = Float32Array<ArrayBuffer> | Float64Array<ArrayBuffer> | Int32Array<ArrayBuffer>;
-
-/** An array of the file. */
-export function arrayOf(data: ArrayBuffer, at: ArrayAt): Numbers {
-  const count = at.shape.reduce((all, n) => all * n, 1);
-  if (at.dtype === "float32") return new Float32Array(data, at.offset, count);
-  return at.dtype === "float64" ? new Float64Array(data, at.offset, count) : new Int32Array(data, at.offset, count);
-}
-
-/** The largest error in units of eps * s; infinite where a finite number was wanted and none came. */
-export function errorOf(
-  got: Float32Array, ref: ArrayLike<number>, scale: ArrayLike<number>, eps: number, exact: boolean,
-): number {
-  let most = 0;
-  for (let i = 0; i < got.length; i++) {
-    const have = got[i] as number;
-    const wanted = exact ? Math.fround(ref[i] as number) : (ref[i] as number);
-    if (have === wanted || (Number.isNaN(have) && Number.isNaN(wanted))) continue;
-    const error = Math.abs(have - wanted) / (eps * (scale[i] as number));
-    if (!(error <= most)) most = Number.isNaN(error) ? Infinity : error;
-  }
-  return most;
+  return report;
 }

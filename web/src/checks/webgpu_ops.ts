@@ -1,42 +1,39 @@
-// webgpu_op_cases.ts: every op in every variant of its kernels, on the cases that tests/op_vectors.py wrote.
+// webgpu_ops.ts: every op in every variant of its WGSL kernels, on the cases of vectors.ts.
 //
 // The same checks as tests/webgpu_cases.py: guards around every operand, poison in what is written, errors in
 // units of rounding, the same bits a second time.
-import { EngineError } from "../src/runtime/engine.ts";
-import { product } from "../src/runtime/plan.ts";
-import type { BoundCall, Place, Region } from "../src/runtime/plan.ts";
-import type { Tables } from "../src/runtime/tables.ts";
-import type { GpuDevice } from "../src/runtime/webgpu_device.ts";
-import { DispatchTable } from "../src/runtime/webgpu_dispatch.ts";
-import { GpuMemory } from "../src/runtime/webgpu_memory.ts";
-import { Recorder } from "../src/runtime/webgpu_recorder.ts";
-import { arrayOf, errorOf } from "./op_cases.ts";
-import type { Case, Vectors } from "./op_cases.ts";
+import { EngineError } from "../runtime/engine.ts";
+import { product } from "../runtime/plan.ts";
+import type { BoundCall, Place, Region } from "../runtime/plan.ts";
+import type { Tables } from "../runtime/tables.ts";
+import type { GpuDevice } from "../runtime/webgpu_device.ts";
+import { DispatchTable } from "../runtime/webgpu_dispatch.ts";
+import { GpuMemory } from "../runtime/webgpu_memory.ts";
+import { Recorder } from "../runtime/webgpu_recorder.ts";
+import { addError, arrayOf, emptyReport, errorOf, resultOf } from "./vectors.ts";
+import type { Case, OpReport, Progress, Vectors } from "./vectors.ts";
 
 const GUARD = 64; // elements before and after an operand
 const MARK = 0x7fc5a5a5; // a quiet NaN: a read past an end shows in the result
 
-export interface OpReport {
-  cases: number;
-  runs: number;
-  readonly faults: string[];
-  /** The largest error of each op, as a part of its limit. */
-  readonly errors: Record<string, number>;
-}
-
 /** Runs all cases on a device. */
-export async function checkGpuOps(tables: Tables, device: GpuDevice, vectors: Vectors, data: ArrayBuffer): Promise<OpReport> {
-  const report: OpReport = { cases: 0, runs: 0, faults: [], errors: {} };
+export async function checkGpuOps(
+  tables: Tables, device: GpuDevice, vectors: Vectors, data: ArrayBuffer, progress: Progress = () => undefined,
+): Promise<OpReport> {
+  const report = emptyReport();
   const table = new DispatchTable(device.table, tables.ops, device.limits);
-  for (const given of vectors.cases) {
+  for (const [index, given] of vectors.cases.entries()) {
     const lone = await LoneOp.open(tables, device, table, given, data);
     const variants = table.candidates(table.works.of(lone.call));
-    if (variants.length > 0) report.cases++;
-    else if (table.has(given.op)) report.faults.push(`${given.name}: no kernel takes it`);
+    if (variants.length > 0) {
+      report.cases++;
+      resultOf(report, given.op).cases++;
+    } else if (table.has(given.op)) report.faults.push(`${given.name}: no kernel takes it`);
     for (const variant of variants) {
       report.runs++;
+      resultOf(report, given.op).runs++;
       table.preferred.set(given.op, variant);
-      const faults = await lone.check(vectors.eps, report.errors).catch((error: unknown) => {
+      const faults = await lone.check(vectors.eps, report).catch((error: unknown) => {
         if (error instanceof EngineError && error.name === "EngineError") return [error.message];
         throw error;
       });
@@ -44,6 +41,7 @@ export async function checkGpuOps(tables: Tables, device: GpuDevice, vectors: Ve
     }
     table.preferred.delete(given.op);
     lone.close();
+    await progress(index + 1, vectors.cases.length);
   }
   return report;
 }
@@ -80,7 +78,7 @@ class LoneOp {
   }
 
   /** Runs it twice; what is wrong. */
-  async check(eps: number, errors: Record<string, number>): Promise<string[]> {
+  async check(eps: number, report: OpReport): Promise<string[]> {
     const given = this.#given;
     const recording = await this.#recorder.record([this.call]);
     const [first, again] = [await this.#run(recording), await this.#run(recording)];
@@ -103,7 +101,7 @@ class LoneOp {
       }
       const [ref, scale] = [arrayOf(this.#data, result.ref), arrayOf(this.#data, result.scale)];
       const error = errorOf(new Float32Array(inside.buffer), ref, scale, eps, given.exact);
-      errors[given.op] = Math.max(errors[given.op] ?? 0, error / Math.max(given.limit, 1));
+      addError(report, given, error);
       if (!(error <= given.limit)) faults.push(`${operand.name} is off by ${error} eps * s, the limit is ${given.limit}`);
     }
     return faults;
