@@ -6,20 +6,18 @@ The same jobs run in Chromium in ``test_web_browser.py``.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from needs import missing, require
+from needs import require
 from op_cases import CASES
 from op_vectors import save
 from posttrainllm.kernels.build_wasm import WASM
 from tolerances import LOSS_TO_STEP_10, LOSS_TO_STEP_200, OVERFIT_LOSS, OVERFIT_STEPS
-from web import WEB, assets, node_path, run_node
+from web import assets, run_node, run_vitest
 from web_jobs import GOLDEN, golden_job, job, python_run, training_text
 
 require("wasmtime")
@@ -90,15 +88,4 @@ def test_a_preset_trains_with_the_losses_of_cpp(folder: Path, tmp_path: Path, pr
 
 
 def test_typescript_tests(folder: Path) -> None:
-    vitest = WEB / "node_modules" / "vitest" / "vitest.mjs"
-    if not vitest.is_file():
-        missing("the web tools are not installed; to install them: make setup")
-    result = subprocess.run(
-        [node_path(), str(vitest), "run", "--reporter=default"],
-        cwd=WEB,
-        env=os.environ | {"ASSETS": str(folder), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, f"{result.stdout[-6000:]}\n{result.stderr[-2000:]}"
+    run_vitest(folder, {})

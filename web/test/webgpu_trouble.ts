@@ -32,19 +32,20 @@ export async function loseDevice(tables: Tables, place: Place, settings: Setting
     return (await engine.results()).map((result) => result.loss);
   };
   const [first, last] = [after + 1, 2 * after];
-  const intact = await createWebGPUEngine(tables, settings, place);
+  const device = await GpuDevice.open(place.host, place);
+  const intact = await createWebGPUEngine(tables, settings, { ...place, device });
   await intact.initialize(1);
   const whole = await steps(intact, 1, last);
   await intact.close();
 
-  const engine = await createWebGPUEngine(tables, settings, place);
+  const engine = await createWebGPUEngine(tables, settings, { ...place, device });
   await engine.initialize(1);
   const before = await steps(engine, 1, after);
   const snapshot: State = await engine.state();
   await steps(engine, first, after + 2);
   let [error, message] = ["none", ""];
   const began = performance.now();
-  engine.device.device.destroy();
+  device.device.destroy();
   try {
     await steps(engine, after + 3, last + 100);
   } catch (caught) {
@@ -52,6 +53,7 @@ export async function loseDevice(tables: Tables, place: Place, settings: Setting
   }
   const heard = performance.now() - began;
   await engine.close();
+  device.close();
 
   const next = await createWebGPUEngine(tables, settings, place);
   await next.load(snapshot.params, snapshot.m, snapshot.v);
