@@ -153,7 +153,8 @@ def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Im
     notices = imported.notices
     if left:
         shown = ", ".join(show(name) for name in left[:3]) + (", ..." if len(left) > 3 else "")
-        notices += (f"left out {len(left)} files that are no part of a run: {shown}",)
+        count = "a file that is" if len(left) == 1 else f"{len(left):,} files that are"
+        notices += (f"left out {count} no part of a run: {shown}",)
     return fields(imported, notices=notices)
 
 
