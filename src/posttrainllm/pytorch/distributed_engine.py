@@ -216,6 +216,7 @@ def follow(group: Group) -> None:
             break
         if name == "setup":
             text = group.share_text("", int(numbers[0]))
+            local = None  # one after the other, where a process sets up two
             local = rank_engine(from_toml(text, "the configuration of rank 0"), group)
             continue
         assert local is not None, "rank 0 sets the engine up first"

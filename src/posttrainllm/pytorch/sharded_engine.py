@@ -50,7 +50,7 @@ class ShardedEngine:
     def __init__(self, config: TrainConfig, group: Group) -> None:
         """Allocate this rank's part; ``config`` is that of one rank: its rows, its threads.
 
-        Raises: EngineError where memory is short, or for what a sharded model does not have: dropout, Muon, torch.compile.
+        Raises: EngineError where memory is short, or for what a sharded model does not have: dropout, Muon.
         """
         _check_settings(config)
         torch.set_num_threads(config.engine.threads)
@@ -58,7 +58,7 @@ class ShardedEngine:
         self._group = group
         self._device = group.device
         kind: Device = "cuda" if group.device.type == "cuda" else "cpu"
-        self.choices = choose(config, kind, training=False)
+        self.choices = choose(config, kind, training=True)
         self._dtype = torch.bfloat16 if self.choices.precision == "bf16" else torch.float32
         if kind == "cpu":
             check_memory(self.name, self.nbytes)
@@ -89,6 +89,8 @@ class ShardedEngine:
             cast_forward_inputs=False,  # the loss's scale stays float32
         )
         for block in work.model.h:
+            if self.choices.compiled:  # inside of what FSDP does before and after a layer
+                block.forward = torch.compile(block.forward, dynamic=False)
             fully_shard(block, mesh=mesh, mp_policy=precision)
         shards = fully_shard(work, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
         for module in work.modules():
@@ -111,7 +113,6 @@ class ShardedEngine:
             "dtype": "float32",
             **self.choices.info(),
             "step": "call by call",
-            "compile_reason": "layers come from the ranks call by call",
         }
 
     @property
@@ -179,7 +180,7 @@ class ShardedEngine:
     def loss_sum(self, batch: Batch) -> float:
         """Add up the loss of this rank's rows, in nats."""
         one = torch.ones((), device=self._device)
-        with self._around():
+        with self._around(), torch.compiler.set_stance("force_eager"):
             total = self._work(self._ids(batch.tokens), self._ids(batch.targets), one)
         self._shards.reshard()
         return float(total)
@@ -226,7 +227,7 @@ class ShardedEngine:
         self._cache = None
 
     def _infer(self, tokens: I32, cache: Cache | None) -> Tensor:
-        with self._around():
+        with self._around(), torch.compiler.set_stance("force_eager"):
             logits: Tensor = self._work(self._ids(tokens), cache=cache)
         self._shards.reshard()  # or the next step would compute with these weights
         return logits
@@ -262,10 +263,6 @@ def _check_settings(config: TrainConfig) -> None:
     settings = {
         "model.dropout": (config.model.dropout, 0.0),
         "optimizer.kind": (config.optimizer.kind, "adamw"),
-        "engine.compile": (
-            "auto" if config.engine.compile == "off" else config.engine.compile,
-            "auto",
-        ),
     }
     for key, (value, usual) in settings.items():
         if value != usual:
