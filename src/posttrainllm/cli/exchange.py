@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from posttrainllm.cli.options import AsJson, ModelName, RunsDir
+from posttrainllm.cli.options import AsJson, RunsDir
 
 
 def import_(
@@ -84,7 +84,14 @@ def import_(
 
 
 def export_(
-    run: ModelName,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, a folder, a file or one of [bold]posttrainllm models[/bold].",
+            show_default=False,
+        ),
+    ],
     place: Annotated[
         Path,
         typer.Argument(
@@ -116,11 +123,10 @@ def export_(
     from posttrainllm.cli.terminal import fields, say
     from posttrainllm.storage import show_bytes
     from posttrainllm.training.exporting import export_model
-    from posttrainllm.training.models import newest_run
 
     folder = runs_dir or Path(RUNS_DIR)
     made = export_model(
-        run or newest_run(folder),
+        run,
         to,
         place,
         runs_dir=folder,
