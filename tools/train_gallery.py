@@ -11,6 +11,7 @@ sample of a card is one that every build of the C++ kernels here writes alike.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -24,7 +25,7 @@ from posttrainllm.config import EngineConfig, GPTConfig, SamplingConfig, TrainCo
 from posttrainllm.engines.cpp_engine import runnable_builds
 from posttrainllm.formats.quantised import read_quantised, rounded, write_quantised
 from posttrainllm.gallery.catalogue import FOLDER, MOST_BYTES, RECIPES, Card
-from posttrainllm.gallery.python_text import write_python_text
+from posttrainllm.gallery.python_text import python_text, write_python_text
 from posttrainllm.lab.benchmark_record import Record, make_record, write_record
 from posttrainllm.lab.measured_run import LAST
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
@@ -123,7 +124,7 @@ def pack(name: str, run: Run, engine: str, out: Path) -> tuple[Card, Record]:
         "sha256": written.sha256,
         "bytes": written.bytes,
         "data": {
-            "name": text_name(name, said["text"]),
+            "name": text_name(name, said["text"], corpus),
             "about": said["about"],
             "licence": said["licence"],
             "sha256": corpus.sha256,
@@ -157,9 +158,10 @@ def pack(name: str, run: Run, engine: str, out: Path) -> tuple[Card, Record]:
     return Card.read(path), record_of(name, config, state.engine_info, state.step, lines, after)
 
 
-def text_name(name: str, text: str) -> str:
-    """The text's name; of the standard library with the version of Python."""
-    return f"{text} {sys.version.split()[0]}" if name in TEXTS else text
+def text_name(name: str, text: str, corpus: Corpus) -> str:
+    """The text's name; of the standard library with the version of Python, where it is the running one's."""
+    own = name in TEXTS and hashlib.sha256(python_text()).hexdigest() == corpus.sha256
+    return f"{text} {sys.version.split()[0]}" if own else text
 
 
 def measure(model: GPTConfig, params: dict[str, Any], corpus: Corpus, engine: str) -> Evaluation:
