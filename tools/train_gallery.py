@@ -40,6 +40,11 @@ ROOT = Path(__file__).parent.parent
 PYTHON_TEXT = Path("build", "python.txt")
 TEXTS = {"python": PYTHON_TEXT}  # the others are trained on the default text
 NAMES = ("shakespeare", "shakespeare-small", "python")
+EXPECT = {
+    "shakespeare": {"int8_loss_at_most": 1.50},
+    "shakespeare-small": {"int8_loss_at_most": 1.55},
+    "python": {"int8_loss_at_most": 0.90},
+}
 BATCH = 64  # windows at a time while measuring
 
 
@@ -235,6 +240,10 @@ def record_of(
     }
     results = {
         "about": f"the gallery's {name}: best step of its recipe",
+        "expect": EXPECT[name],
+        "passed": after.loss <= EXPECT[name]["int8_loss_at_most"],
+        "val_loss": {"median": best, "min": best, "max": best},
+        "seconds": dict.fromkeys(("median", "min", "max"), row["seconds"]),
         "kept_step": step,
         "validation_curve": curve,
         "int8": {"val_loss": after.loss, "bits_per_byte": after.bits_per_byte},
