@@ -12,7 +12,7 @@ import codecs
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from posttrainllm.config import load_config
+from posttrainllm.config import SETTINGS, load_config
 from posttrainllm.sections import MAX_POSITIONS
 from posttrainllm.shape import MAX_PARAMETERS
 from posttrainllm.site_terms import TERMS
@@ -50,13 +50,13 @@ HIDDEN: Final = (
     "data.corpus",  # the page has a place of its own for the text
     "model.n_vocab",  # bytes
     "model.dropout",  # torch's alone
+    "optimizer.kind",  # muon is torch's alone
+    "optimizer.momentum",
     "training.start_from",
     "training.checkpoint_every",  # the tab saves by the clock
     "training.save_best",
-    "engine.name",  # the page has a place of its own for the engine
-    "engine.cpp_build",
-    "engine.adapter",
-    "engine.fuse",
+    # the page has a place of its own for the engine, and the rest is for others
+    *(key for key in SETTINGS if key.startswith("engine.") and key != "engine.threads"),
 )
 """Settings that a tab cannot change, or asks for elsewhere."""
 

@@ -93,7 +93,7 @@ TERMS: Final = {
     ),
     "probability": _term(
         "probability",
-        "How sure the model was of this byte before it was chosen. Paler letters were less sure.",
+        "How sure the model was of this byte before it was chosen. Letters on a darker ground were less sure.",
         "bars",
     ),
     "attention": _term(

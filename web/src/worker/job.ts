@@ -200,7 +200,7 @@ export class Job {
     let aside = this.#aside;
     const take = async (all: boolean): Promise<void> => {
       do {
-        const results = await this.#engine.results();
+        const results = await this.#engine.results(all);
         if (results.length === 0 && !all) return;
         const now = performance.now();
         const ms = now - taken - (this.#aside - aside);

@@ -10,9 +10,9 @@ const LINES = {
     "print(model.generate(\"ROMEO:\", max_tokens=100))",
   ],
   safetensors: [
-    "import json, safetensors.torch, transformers",
-    "file = safetensors.safe_open(\"model.safetensors\", \"pt\"); config = transformers.GPT2Config(**json.loads(file.metadata()[\"config\"]))",
-    "model = transformers.GPT2LMHeadModel(config); print(model.load_state_dict(safetensors.torch.load_file(\"model.safetensors\"), strict=False))",
+    "import json, safetensors, safetensors.torch; from transformers import GPT2Config, GPT2LMHeadModel",
+    "config = GPT2Config(**json.loads(safetensors.safe_open(\"model.safetensors\", \"pt\").metadata()[\"config\"]))",
+    "model = GPT2LMHeadModel.from_pretrained(None, config=config, state_dict=safetensors.torch.load_file(\"model.safetensors\"))",
   ],
   tinygpt: [
     "import posttrainllm",

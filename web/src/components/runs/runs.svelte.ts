@@ -173,7 +173,7 @@ class Runs {
     return this.attempt("bringing it back", async () => {
       const name = await bring();
       this.undo = null;
-      this.notice = `${name} is back`;
+      this.notice = `Brought back: ${name}`;
     });
   }
 

@@ -35,11 +35,6 @@ export class Desk {
     if (!this.#over) this.#worker.postMessage(message);
   }
 
-  /** For tests: the worker ends, and the page is not told but by its lock. */
-  kill(): void {
-    this.#worker.terminate();
-  }
-
   /** Ends the worker at once. */
   end(): void {
     this.#over = true;

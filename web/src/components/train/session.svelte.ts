@@ -114,11 +114,6 @@ class Session {
     this.notices = this.notices.filter((one) => one !== notice);
   }
 
-  /** For tests: the worker ends as if the browser had ended it. */
-  kill(): void {
-    this.#desk?.kill();
-  }
-
   #tell(message: ToWorker): void {
     this.#desk?.post(message);
   }
