@@ -153,10 +153,9 @@ def test_a_static_host_is_isolated_by_the_service_worker_and_works_offline(
         page.goto(origin + BASE)
         page.wait_for_function("crossOriginIsolated && navigator.serviceWorker.controller !== null")
         assert page.evaluate("typeof SharedArrayBuffer") == "function"
-        page.evaluate("navigator.serviceWorker.controller.postMessage('keep')")
         files = listed(site)
         assert {"index.html", "data/posttrainllm.json", "data/tinyshakespeare.txt"} <= set(files)
-        until(lambda: len(kept_files(page)) == len(files))
+        until(lambda: keeps(page) == set(files))
         watched.check()
     for place in pages():  # the host is gone
         answer = page.goto(origin + BASE + place)
@@ -179,17 +178,13 @@ def test_a_static_host_is_isolated_by_the_service_worker_and_works_offline(
         page.evaluate("navigator.serviceWorker.ready.then((found) => found.update())")
         kept = set(listed(site))
         assert kept != set(files)
-
-        def renewed() -> bool:
-            page.evaluate("navigator.serviceWorker.controller.postMessage('keep')")
-            return kept_files(page) == kept
-
-        until(renewed)
+        until(lambda: keeps(page) == kept)
         assert watched.outside == []
 
 
-def kept_files(page: Any) -> set[str]:
-    """The files that the service worker keeps."""
+def keeps(page: Any) -> set[str]:
+    """Tell the service worker that the page has settled, and return the files that it keeps."""
+    page.evaluate("navigator.serviceWorker.controller.postMessage('keep')")
     script = (
         "caches.open('posttrainllm').then((c) => c.keys()).then((all) => all.map((r) => r.url))"
     )
@@ -202,7 +197,7 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"
-        time.sleep(0.1)
+        time.sleep(2)  # a service worker gives way to a newer one when it has nothing to do
 
 
 def listed(site: Path) -> dict[str, str]:
