@@ -88,6 +88,10 @@ FOLDERS: dict[str, Case] = {
         hf(lambda m: (m / "model.safetensors").write_bytes(pickled(m.parent))),
         "is cut off",
     ),
+    "pointer of Git LFS": (
+        raw("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "is a pointer of Git LFS",
+    ),
     "a file of holes": (holes, "of memory"),
     "pickle": (only_pickle("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
     "pickle with another name": (only_pickle("consolidated.00.pth"), "is a pickle"),

@@ -28,6 +28,8 @@ INDEX_FILE = "model.safetensors.index.json"
 
 MAX_SHARDS = 1000
 
+_LFS = b"version https://git-lfs.github.com/"
+
 # What a folder may hold instead of safetensors files.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -45,7 +47,7 @@ def read_shards(folder: Path) -> tuple[Path, dict[str, Entry]]:
         return path, _indexed(folder, path)
     if WEIGHTS_FILE in weights or len(weights) == 1:
         path = plain_file(folder, WEIGHTS_FILE if WEIGHTS_FILE in weights else weights[0])
-        return path, read_header(path)
+        return path, _header(path)
     if weights:
         raise CheckpointError(
             f"{folder} holds {len(weights)} safetensors files, and no {INDEX_FILE} says what is in them",
@@ -81,7 +83,7 @@ def _indexed(folder: Path, path: Path) -> dict[str, Entry]:
             )
     found: dict[str, Entry] = {}
     for file in files:
-        for name, entry in read_header(plain_file(folder, file)).items():
+        for name, entry in _header(plain_file(folder, file)).items():
             if name in found:
                 raise CheckpointError(
                     f"{folder}: tensor {show(name)} stands in both {found[name].path.name} and {file}",
@@ -101,6 +103,20 @@ def _indexed(folder: Path, path: Path) -> dict[str, Entry]:
                 DAMAGED,
             )
     return found
+
+
+def _header(path: Path) -> dict[str, Entry]:
+    """The tensors of one file, which may be what Git LFS leaves in its place."""
+    try:
+        with path.open("rb") as stream:
+            pointer = stream.read(len(_LFS)) == _LFS
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+    if pointer:
+        raise CheckpointError(
+            f"{path} is a pointer of Git LFS, not the file itself", "fetch the file: git lfs pull"
+        )
+    return read_header(path)
 
 
 def read_values(entries: Mapping[str, Entry]) -> dict[str, Floats]:

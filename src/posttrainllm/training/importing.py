@@ -255,7 +255,8 @@ def _tinygpt_config(file: TinyGPT) -> TrainConfig:
             config = replace(config, {ours: value})
         except ConfigError:
             continue
-    return config
+    steps = max(file.step, config.training.steps)
+    return replace(config, {"training.steps": steps})
 
 
 def _history(file: TinyGPT) -> Iterable[dict[str, Any]]:
