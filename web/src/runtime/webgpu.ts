@@ -108,6 +108,12 @@ export class WebGPUEngine extends ProgramEngine {
     return this.memory.bytes + this.recorder.bytes + this.#results.bytes;
   }
 
+  /** Dispatches of a training step: what it costs the host. */
+  get dispatches(): number {
+    const names = ["gradients", "update"].filter((name) => name in this.plan.programs);
+    return names.reduce((sum, name) => sum + this.recorder.count(this.plan.bind(name)), 0);
+  }
+
   /** Programs that were asked for run first, unless nothing changes for them. */
   write(place: Place, values: Float32Array | Int32Array): void {
     this.device.check();

@@ -74,9 +74,18 @@ export class Recorder {
     await Promise.all([...pipelines].map((made) => made.then(() => progress(++done, pipelines.size))));
   }
 
+  /** How many dispatches calls become. */
+  count(calls: readonly BoundCall[]): number {
+    return this.table.merge(calls).reduce((sum, work) => sum + this.#dispatches(work).passes.length, 0);
+  }
+
   /** Makes all GPU objects of these calls. Throws an EngineError, with the call, where the device refuses one. */
   async record(calls: readonly BoundCall[]): Promise<Recording> {
-    const works = this.table.merge(calls);
+    return this.recordWorks(this.table.merge(calls));
+  }
+
+  /** The same for pieces of work. */
+  async recordWorks(works: readonly Work[]): Promise<Recording> {
     const chosen = works.map((work) => this.#dispatches(work));
     await this.#grow(Math.max(0, ...chosen.map((found) => found.workspace)));
     const entries = chosen.flatMap((found) =>
@@ -88,7 +97,7 @@ export class Recorder {
     this.bytes += uniforms.size;
     this.device.queue.writeBuffer(uniforms, 0, words);
     const pipelines = await Promise.all(entries.map(({ dispatch, access }) => this.device.pipeline(dispatch, access)));
-    const groups = await this.device.guarded(`the bindings of ${calls[0]?.op ?? "nothing"} and what follows`, () =>
+    const groups = await this.device.guarded(`the bindings of ${works[0]?.op ?? "nothing"} and what follows`, () =>
       entries.map(({ dispatch, access, resources }, index) => {
         const size = 16 * Math.ceil(dispatch.words.byteLength / 16);
         return this.device.bind(access, [...resources, { buffer: uniforms, offset: index * SLICE, size }]);
