@@ -30,9 +30,6 @@ from typing import Any
 import numpy as np
 from gpu_common import text
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-
 from posttrainllm.config import TrainConfig, load_config, replace, settings_of
 from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.export_web import write
@@ -41,6 +38,7 @@ from posttrainllm.lab.cost import step_bytes, step_flops
 from posttrainllm.lab.limits import PARITY_RATE
 from posttrainllm.model import training_programs
 
+ROOT = Path(__file__).parents[2]
 STEPS = ("small", "medium", "large", "xl", "huge", "massive", "mega")
 SLOW = {"huge", "massive", "mega", "behemoth"}  # few steps of wasm are enough
 GIVEN = argparse.Namespace()
@@ -93,6 +91,7 @@ def info(node: Node) -> dict[str, Any]:
 
 
 def ops(node: Node) -> dict[str, Any]:
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     from op_cases import CASES  # type: ignore[import-not-found]
     from op_inputs import elements  # type: ignore[import-not-found]
     from op_vectors import save  # type: ignore[import-not-found]
