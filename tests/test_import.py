@@ -15,7 +15,7 @@ from cli_cases import check_error, cli, write_text
 from hostile_folders import whole_shards
 from import_cases import as_pair, bpe, logits_of, model_folder, tokens_for, write_bpe
 from needs import require
-from posttrainllm.config import load_config
+from posttrainllm.config import EngineConfig, SamplingConfig, load_config
 from posttrainllm.errors import CheckpointError, ConfigError, PosttrainError
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import list_runs
@@ -24,7 +24,7 @@ from posttrainllm.text.bpe import BPETokenizer
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.importing import import_model
-from posttrainllm.training.models import find_model
+from posttrainllm.training.models import find_model, open_model
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings, nearest_preset
 from posttrainllm.training.trainer import training_batches
@@ -244,6 +244,19 @@ def test_an_imported_bpe_model_writes_and_is_measured(imported, tmp_path):
     assert sum(lengths) < text.stat().st_size, "pairs are merged"
     assert found.json["tokens"] == 4 * 12
     assert found.json["bits_per_byte"] < found.json["loss"] / np.log(2)
+
+
+def test_writing_ends_where_the_model_says_so(imported):
+    model = find_model("gpt", imported)
+    assert model.tokenizer.end == 299
+    opened = open_model("gpt", runs_dir=imported, engine=EngineConfig(name="numpy"))
+    params = dict(opened.checkpoint.params)
+    params["ln_f.weight"] = np.zeros(8, np.float32)  # every position says the same:
+    params["ln_f.bias"] = np.ones(8, np.float32)
+    params["wte.weight"][299] = 10  # the end
+    opened.engine.load(params)
+    greedy = SamplingConfig(temperature=0.0)
+    assert opened.generate("the", max_tokens=8, sampling=greedy) == ""
 
 
 def test_training_starts_from_an_imported_bpe_model_and_is_resumed(imported, tmp_path, monkeypatch):

@@ -64,6 +64,8 @@ def test_a_model_folder_goes_out_as_it_came_in_bit_for_bit(tmp_path):
     assert made.bytes == sum(path.stat().st_size for path in made.path.iterdir())
     config = json.loads((made.path / "tokenizer_config.json").read_text())
     assert (config["eos_token"], config["model_max_length"]) == ("<|endoftext|>", 12)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((made.path / name).read_text())["eos_token_id"] == 299
 
 
 def test_without_transformers_our_own_reader_and_engine_compare(tmp_path, monkeypatch):

@@ -87,11 +87,11 @@ def stored_name(name: str) -> str:
     return name if name == HEAD else PREFIX + name
 
 
-def config_document(config: GPTConfig) -> dict[str, Any]:
+def config_document(config: GPTConfig, end: int | None = None) -> dict[str, Any]:
     """Return a config.json that transformers loads without a warning.
 
-    Begin and end of text are null: transformers' default for them, 50256, is no id of a small
-    vocabulary.
+    ``end`` is the id that ends a text. Without one it is null, as is what begins a text:
+    transformers' default for both, 50256, is no id of a small vocabulary.
     """
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -116,17 +116,17 @@ def config_document(config: GPTConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "use_cache": True,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end,
         "pad_token_id": None,
     }
 
 
-def generation_document() -> dict[str, Any]:
-    """Return a generation_config.json: nothing but that no token has a meaning of its own."""
+def generation_document(end: int | None = None) -> dict[str, Any]:
+    """Return a generation_config.json: which id ends a text, and that no other has a meaning of its own."""
     return {
         "_from_model_config": True,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end,
         "pad_token_id": None,
         "use_cache": True,
     }

@@ -212,8 +212,8 @@ def _write_files(
     tokenizer.save(folder, n_ctx=config.n_ctx)
     hashes = {path.name: sync_file(path) for path in sorted(folder.iterdir())}
     for name, content in {
-        CONFIG_FILE: _json(config_document(config)),
-        GENERATION_FILE: _json(generation_document()),
+        CONFIG_FILE: _json(config_document(config, tokenizer.end)),
+        GENERATION_FILE: _json(generation_document(tokenizer.end)),
         STATE_FILE: state.to_json(),
     }.items():
         hashes[name] = write_file(folder / name, [content])

@@ -130,6 +130,12 @@ class BPETokenizer:
         """The model's vocabulary: largest id plus one, unless it was given."""
         return len(self._bytes)
 
+    @property
+    def end(self) -> int | None:
+        """Id of <|endoftext|>, if it is one token that the model has a number for."""
+        index = self._added.get(END_OF_TEXT)
+        return index if index is not None and index < len(self._bytes) else None
+
     @cached_property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of tokenizer.json."""
@@ -169,7 +175,7 @@ class BPETokenizer:
     def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
         """Write the tokenizer.json that was read, unchanged, and a tokenizer_config.json."""
         (folder / TOKENIZER_FILE).write_bytes(self._text.encode())
-        end = END_OF_TEXT if END_OF_TEXT in self._added else None
+        end = None if self.end is None else END_OF_TEXT
         write_json(folder / CONFIG_FILE, {**tokenizer_config(n_ctx), "eos_token": end})
 
 

@@ -48,6 +48,10 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """Short text, equal exactly when the ids are; part of the names of cached token files."""
 
+    @property
+    def end(self) -> int | None:
+        """Id that ends a text, where the vocabulary has one: a model writes it when it is done."""
+
     def encode(self, text: str | bytes) -> Ids:
         """Return the ids (n,) of a text."""
 
@@ -93,6 +97,7 @@ class ByteTokenizer:
 
     n_vocab = 256
     fingerprint = "bytes"
+    end = None
 
     def encode(self, text: str | bytes) -> Ids:
         """Return the bytes of a text as ids (n,), n its length in bytes."""

@@ -186,8 +186,8 @@ def _hf(found: Found, place: Path) -> Exported:
     with _hidden(place, checkpoint_bytes(config) // 3 + 2**20) as folder:
         folder.mkdir()
         found.tokenizer.save(folder, n_ctx=config.n_ctx)
-        write_file(folder / CONFIG_FILE, [_json(config_document(config))])
-        write_file(folder / GENERATION_FILE, [_json(generation_document())])
+        write_file(folder / CONFIG_FILE, [_json(config_document(config, found.tokenizer.end))])
+        write_file(folder / GENERATION_FILE, [_json(generation_document(found.tokenizer.end))])
         weights = {stored_name(name): params[name] for name in sorted(params)}
         write_tensors(folder / WEIGHTS_FILE, weights)
         sync_folder(folder)

@@ -133,6 +133,7 @@ def _from_folder(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imp
     state = opened.checkpoint.state
     config = _config(opened.checkpoint.config) if state is None else state.config
     _write(opened, folder, config)
+    del opened  # what was written is read back, and both together may be too much
     return _read_back(folder, "model folder" if state is None else "checkpoint")
 
 
