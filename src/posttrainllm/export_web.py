@@ -35,7 +35,7 @@ from posttrainllm.fuse import fuse
 from posttrainllm.gallery.catalogue import FOLDER as MODELS
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGES, WASM
-from posttrainllm.model import inference_programs, training_programs
+from posttrainllm.model import inference_programs, inspection_programs, training_programs
 from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operand
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program
@@ -160,6 +160,7 @@ def _programs(activation: str, tied: bool, fused: Collection[str]) -> dict[str, 
     model, optimizer = _symbolic(activation, tied)
     found: dict[str, Program] = inference_programs(model)[0]
     found |= training_programs(model, optimizer, 1)[0]
+    found |= inspection_programs(model)[0]
     return {name: json.loads(fuse(program, fused).to_json()) for name, program in found.items()}
 
 
@@ -169,6 +170,7 @@ def _sets() -> dict[str, dict[str, list[str | int]]]:
     sets = {
         "training": training_programs(model, optimizer, _BATCH)[1],
         "inference": inference_programs(model, _BATCH)[1],
+        "inspection": inspection_programs(model)[1],
     }
     names: dict[int, str | int] = {_BATCH: "batch", _TIME: "model.n_ctx"}
     return {

@@ -29,10 +29,13 @@ THROUGH_LAST = (
 class _Builder:
     """A program under construction, with what every piece needs to know."""
 
-    def __init__(self, name: str, config: GPTConfig, *, trains: bool) -> None:
+    def __init__(
+        self, name: str, config: GPTConfig, *, trains: bool, inspects: bool = False
+    ) -> None:
         self.program = Program(name)
         self.config = config
         self.kept: Role = "saved" if trains else "scratch"
+        self.qkv: Role = "output" if inspects else self.kept
         self.erf = float(config.activation == "gelu")
         self.head = "wte.weight" if config.tied else "lm_head.weight"
         _parameters(self.program, config, trains=trains)
@@ -166,7 +169,7 @@ def _attention_forward(b: _Builder, *, cached: bool = False, appends: bool = Fal
     With ``appends`` keys and values go to the cache, with ``cached`` they are read there.
     """
     normed = _layernorm_forward(b, "h.{i}.ln_1", "h.{i}.in")
-    qkv = b.keep("h.{i}.attn.qkv", ROWS, "3*C")
+    qkv = b.program.buffer("h.{i}.attn.qkv", ROWS, "3*C", role=b.qkv)
     _linear_forward(b, "h.{i}.attn.c_attn", qkv, normed)
     out, lse = b.keep("h.{i}.attn.out", ROWS, "C"), "h.{i}.attn.lse"
     cache = "h.{i}.attn.cache"
@@ -297,7 +300,10 @@ def loss_program(config: GPTConfig) -> Program:
 
 def logits_program(config: GPTConfig) -> Program:
     """Logits of every position."""
-    b = _Builder("logits", config, trains=False)
+    return _logits(_Builder("logits", config, trains=False))
+
+
+def _logits(b: _Builder) -> Program:
     _trunk_forward(b)
     normed = _layernorm_forward(b, "ln_f", "h.{L}.in")
     out = b.program.buffer("logits", ROWS, "V", role="output")
@@ -327,6 +333,31 @@ def _generation_program(name: str, config: GPTConfig, *, cached: bool) -> Progra
         [p.buffer("next_logits", "B", "V", role="output")],
         [normed, b.head, None],
         transposed=1,
+    )
+    return p
+
+
+def inspect_program(config: GPTConfig) -> Program:
+    """Logits of every position, and queries, keys and values of every layer, for looking at them."""
+    return _logits(_Builder("inspect", config, trains=False, inspects=True))
+
+
+def attention_program() -> Program:
+    """Attention alone, over queries, keys and values that the host gives.
+
+    With rows of the identity as values, what comes out are the probabilities themselves: D of the T columns of every head at a time,
+    and nothing of size T x T is ever held.
+    """
+    p = Program("attention")
+    p.buffer("given.qkv", ROWS, "3*C", role="input")
+    p.buffer("segment_start", ROWS, role="input", dtype="i32")
+    p.call(
+        "attention_forward",
+        [
+            p.buffer("given.out", ROWS, "C", role="output"),
+            p.buffer("given.lse", "B", "H", "T", role="scratch"),
+        ],
+        ["given.qkv", "segment_start"],
     )
     return p
 
@@ -372,3 +403,11 @@ def inference_programs(
     programs |= {"prefill": prefill_program(config), "decode": decode_program(config)}
     dims = {name: model_dims(config, batch) for name in programs}
     return programs, {**dims, "decode": model_dims(config, batch, 1)}
+
+
+def inspection_programs(
+    config: GPTConfig,
+) -> tuple[dict[str, Program], dict[str, dict[str, int]]]:
+    """What looking inside needs: one window at a time."""
+    programs = {"inspect": inspect_program(config), "attention": attention_program()}
+    return programs, {name: model_dims(config, 1) for name in programs}

@@ -310,6 +310,35 @@ export abstract class ProgramEngine implements Engine {
     return this.read({ region: "out.next_logits", offset: 0, shape: [rows, this.#dim("prefill", "V")] });
   }
 
+  /**
+   * What every head of a layer looked at, (heads, time, time): a row for each token, its sum 1, nothing ahead of it. The kernels compute
+   * it: attention over rows of the identity as values gives the probabilities, as many columns at a time as a head is wide.
+   */
+  async attention(tokens: Int32Array, layer: number): Promise<Float32Array> {
+    const time = tokens.length;
+    const [width, heads] = [this.#dim("inspect", "C"), this.#dim("inspect", "H")];
+    const size = width / heads;
+    this.#setTokens("inspect", tokens, 1, time, columns(1, time));
+    await this.runProgram("inspect", { B: 1, T: time });
+    const qkv = await this.read({ region: `out.h.${layer}.attn.qkv`, offset: 0, shape: [time, 3 * width] });
+    const found = new Float32Array(heads * time * time);
+    for (let first = 0; first < time; first += size) {
+      for (let t = 0; t < time; t++) {
+        for (let at = 0; at < width; at++) qkv[(3 * t + 2) * width + at] = Number(t === first + (at % size));
+      }
+      this.write({ region: "in.given.qkv", offset: 0, shape: [time, 3 * width] }, qkv);
+      await this.runProgram("attention", { B: 1, T: time });
+      const out = await this.read({ region: "out.given.out", offset: 0, shape: [time, width] });
+      for (let head = 0; head < heads; head++) {
+        for (let t = 0; t < time; t++) {
+          const columns = out.subarray(t * width + head * size, t * width + head * size + Math.min(size, time - first));
+          found.set(columns, (head * time + t) * time + first);
+        }
+      }
+    }
+    return found;
+  }
+
   async decode(tokens: Int32Array): Promise<Float32Array> {
     const rows = tokens.length;
     const room = this.#dim("decode", "S");

@@ -145,12 +145,12 @@ export interface ProgramSet {
 
 /**
  * The programs of a configuration, and their dims: all that training runs ("training"), or what
- * writing and evaluating need ("inference"; `batch` rows at a time). `engine` is the one that runs them.
+ * writing and evaluating need ("inference"; `batch` rows at a time), or looking inside ("inspection"). `engine` is the one that runs them.
  */
 export function programSet(
   tables: Tables,
   settings: Settings,
-  kind: "training" | "inference",
+  kind: "training" | "inference" | "inspection",
   batch = kind === "training" ? number(settings, "data.batch_size") : 1,
   engine: EngineName = "wasm",
 ): ProgramSet {
