@@ -160,12 +160,21 @@ def test_the_lines_of_python_beside_a_download_load_it(
     shutil.copy(made, tmp_path / name)
     lines = snippets()[{"fp32": "tinygpt"}.get(kind, kind)]
     assert len(lines.splitlines()) == 3
-    command = [sys.executable, "-c", lines]
+    shown = "\nprint(model.num_parameters(), model.lm_head.weight.norm())"
+    command = [sys.executable, "-c", lines + shown if kind == "safetensors" else lines]
     found = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=120
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.strip()
+    if kind == "safetensors":
+        count, norm = found.stdout.split()[0], re.search(r"tensor\(([\d.]+)", found.stdout)
+        kept = read_checkpoint(run)
+        assert int(count) == kept.config.parameters()
+        assert norm is not None
+        assert float(norm.group(1)) == pytest.approx(
+            np.linalg.norm(kept.params["wte.weight"]), rel=1e-3
+        )
 
 
 # ---- hostile files --------------------------------------------------------------------------------

@@ -4,9 +4,10 @@
     python tools/site.py --check    exit 1 when it is not
     python tools/site.py --tools    only the web tools, for the tests
 
-Stages: the web tools (npm ci, when the lock file changed), the data (posttrainllm.export_web), Astro
-(web/dist, which works on any static host), and a copy of web/dist in the package with compressed
-files beside those that shrink. ``posttrainllm play`` serves the copy and a wheel ships it.
+Stages: the web tools (npm ci, when the lock file changed), the data (posttrainllm.export_web, and the
+op cases of the tests for the /kernels page), Astro (web/dist, which works on any static host), and a
+copy of web/dist in the package with compressed files beside those that shrink. ``posttrainllm play``
+serves the copy and a wheel ships it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ SITE = PACKAGE / "site"
 STAMP = SITE / ".made-of"  # one hash of all that the site is made of
 TOOLS_STAMP = WEB / "node_modules" / ".made-of"
 
+OP_CASES = (
+    "op_cases.py",
+    "op_inputs.py",
+    "op_vectors.py",
+    "tolerances.py",
+)  # the cases of /kernels
+
 LEAST_SAVED = 0.9  # a compressed file is kept when it has at most this share of the bytes
 COMPRESSED = {".css", ".html", ".js", ".json", ".svg", ".txt", ".wasm", ".wgsl"}
 
@@ -41,6 +49,7 @@ def sources() -> Iterator[Path]:
         yield from (path for path in sorted(folder.rglob("*")) if DATA not in path.parents)
     yield from sorted(path for path in WEB.iterdir() if path.suffix in (".json", ".mjs", ".js"))
     yield from sorted(PACKAGE.rglob("*.py"))
+    yield from (ROOT / "tests" / name for name in OP_CASES)
     for folder in ("kernels/wgsl", "kernels/lib", "data", "gallery/models"):
         yield from sorted((PACKAGE / folder).glob("*"))
 
@@ -101,7 +110,16 @@ def build() -> None:
     say("building the pages")
     shutil.rmtree(DATA, ignore_errors=True)
     write(DATA)
+    write_op_cases()
     run("npm", "run", "--silent", "build")
+
+
+def write_op_cases() -> None:
+    """Write the op cases that the /kernels page runs in a visitor's browser; they come from the tests."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from op_vectors import save_for_page
+
+    save_for_page(DATA / "kernels")
 
 
 def put_into_package(made: str) -> None:

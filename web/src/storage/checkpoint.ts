@@ -91,9 +91,10 @@ export async function writeCheckpoint(
   }
   const folder = folderOf(facts.step);
   await files.remove(`${folder}/${names.hashes}`); // from here on the folder is no checkpoint
-  const contents: [string, () => Chunks][] = Object.entries(documents).map(([name, template]) =>
-    [name, () => [typeof template === "string" ? utf8(template) : json(filled(template, tables, settings))]]);
-  contents.push([names.state, () => [json(stateDocument(tables, settings, corpus, facts))]]);
+  const texts = Object.entries(documents).map(([name, template]): [string, Bytes] =>
+    [name, typeof template === "string" ? utf8(template) : json(filled(template, tables, settings))]);
+  texts.push([names.state, json(stateDocument(tables, settings, corpus, facts))]);
+  const contents: [string, () => Chunks][] = texts.map(([name, text]) => [name, () => [text]]);
   contents.push([names.weights, () => tensorFile(weightsOf(tables, shapes, state.params))]);
   contents.push([names.optimizer, () => tensorFile(momentsOf(tables, shapes, state, facts.step))]);
   const hashes: Record<string, { sha256: string; bytes: number }> = {};
