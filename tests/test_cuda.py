@@ -65,7 +65,7 @@ if not CARD:
 
 
 else:
-    from posttrainllm.pytorch import kernels
+    from posttrainllm.pytorch import calls, kernels, trunk_kernels
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize(("n_vocab", "padded"), [(256, 256), (1000, 1024), (50257, 50304)])
@@ -115,6 +115,83 @@ else:
             assert torch.allclose(
                 one, two, rtol=1e-2 if one is found[0][-1] else 1e-5, atol=1e-6, equal_nan=True
             )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(
+        ("rows", "width", "inner"),
+        [(7, 20, 36), (512, 48, 192), (3001, 96, 300), (4096, 768, 3072)],
+    )
+    def test_fused_kernels_are_those_of_the_calls(
+        dtype: Any, rows: int, width: int, inner: int
+    ) -> None:
+        torch.manual_seed(0)
+        limit = 2e-5 if dtype == torch.float32 else 2**-7
+
+        def draw(*shape: int) -> Any:
+            return torch.randn(*shape, device="cuda").to(dtype)
+
+        def check(got: Any, wanted: Any, limit: float = limit) -> None:
+            assert got.isfinite().all()
+            assert (got.double() - wanted.double()).abs().max() <= limit * wanted.abs().max()
+
+        def table(columns: int) -> tuple[Any, Any]:
+            count = trunk_kernels.parts(rows)
+            return (
+                torch.full((count, columns), 7.0, device="cuda"),
+                torch.zeros(1, columns, device="cuda", dtype=torch.float64),
+            )
+
+        weight, bias = draw(width), draw(width)
+        for delta in (None, draw(rows, width)):
+            x, grad, residual = draw(rows, width) + 1, draw(rows, width), draw(rows, width)
+            y, out, mean, rstd = trunk_kernels.layernorm(x, delta, weight, bias, 1e-5)
+            double = [None if one is None else one.double() for one in (x, delta, weight, bias)]
+            for got, wanted in zip(
+                (y, out, mean, rstd), calls.layernorm(*double, 1e-5), strict=True
+            ):
+                check(got, wanted)
+            for along in (None, residual):
+                ours, theirs = table(3 * width)
+                results = []
+                for module, cols, kind in (
+                    (trunk_kernels, ours, lambda one: one),
+                    (calls, theirs, lambda one: None if one is None else one.double()),
+                ):
+                    cut = cols[:, :width], cols[:, width : 2 * width], cols[:, 2 * width :]
+                    given = (grad, along, y, mean, rstd, weight)
+                    results.append(module.layernorm_backward(*map(kind, given), *cut))
+                check(*results)
+                check(ours.sum(0), theirs[0], 4 * limit)
+        for tanh in (True, False):
+            h, grad = 3 * draw(rows, inner), draw(rows, inner)
+            check(trunk_kernels.gelu(h, tanh), calls.gelu(h.double(), tanh))
+            ours, theirs = table(inner)
+            got = trunk_kernels.gelu_backward(grad, h, tanh, ours)
+            check(got, calls.gelu_backward(grad.double(), h.double(), tanh, theirs))
+            check(ours.sum(0), theirs[0], 4 * limit)
+        ours, theirs = table(3 * width)
+        parts = [draw(rows, width) for _ in range(3)]
+        wanted = calls.join(*(one.double() for one in parts), theirs)
+        assert torch.equal(trunk_kernels.join(*parts, ours).double(), wanted)
+        check(ours.sum(0), theirs[0], 4e-5)
+
+    @pytest.mark.parametrize("precision", ["float32", "bf16"])
+    @pytest.mark.parametrize("preset", ["tiny", "xl"])
+    def test_fused_layers_have_the_gradients_of_autograd(preset: str, precision: str) -> None:
+        found = []
+        for fuse in (True, False):
+            config = config_of(preset, engine__precision=precision, engine__fuse=fuse)
+            engine = opened(config)
+            assert engine.info["kernels"] == ("fused" if fuse else "triton and torch")
+            batch = random_batch(config, rows=config.data.batch_size)
+            engine.gradients(batch, inv_count=1 / batch.targets.size, first=True)
+            found.append(engine.gradient_tensors())
+        limit = 1e-4 if precision == "float32" else 0.1
+        for name, wanted in found[1].items():
+            if name.endswith("c_attn.bias"):  # the key's part is zero but for rounding
+                continue
+            error = np.abs(found[0][name] - wanted).max() / np.abs(wanted).max()
+            assert error <= limit, (name, error)
 
     @pytest.mark.parametrize("compiled", ["off", "on"])
     @pytest.mark.parametrize("accumulation", [1, 3])

@@ -36,6 +36,9 @@ CALLS_A_LAYER: Final = 45
 CALLS_AROUND: Final = 40
 """Kernels of a step that is not compiled: a layer's forward and backward, and what stands around the layers."""
 
+WIDEST: Final = 4096
+"""C that the fused kernels take at most: a row must fit into one tile."""
+
 RATE: Final[Mapping[str, float]] = {"bf16": 300e12, "tf32": 120e12, "float32": 35e12}
 """Operations a second that a step reaches on a large card, for the estimate of a step's time alone."""
 
@@ -51,6 +54,7 @@ class Choices:
     compiled: bool
     compile_reason: str
     triton: bool
+    fused: bool
     kernels_reason: str
 
     @property
@@ -69,15 +73,17 @@ class Choices:
             "precision": self.precision,
             "precision_reason": self.precision_reason,
             "step": "one CUDA graph" if self.graph else "call by call",
-            "kernels": "triton and torch" if self.triton else "torch",
+            "kernels": "fused" if self.fused else "triton and torch" if self.triton else "torch",
             "kernels_reason": self.kernels_reason,
             "compile": "on" if self.compiled else "off",
             "compile_reason": self.compile_reason,
         }
 
 
-def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Choices:
-    """Decide everything. ``device`` overrides the configuration's.
+def choose(
+    config: TrainConfig, device: Device | None, *, training: bool, alone: bool = True
+) -> Choices:
+    """Decide everything. ``device`` overrides the configuration's; ``alone``: no other process takes part.
 
     Raises: EngineError for what was asked for by name and is not there.
     """
@@ -85,11 +91,15 @@ def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Cho
     where, why_there = choose_device(wanted)
     precision, why_precise = _precision(config, where)
     triton, why_kernels = _kernels(where)
-    compiled, why_compiled = _compile(config, where, precision, triton) if training else (
-        False, "nothing is trained here",
-    )  # fmt: skip
+    compiled, why_compiled = False, "nothing is trained here"
+    fused, why_fused = False, why_kernels
+    if training:
+        compiled, why_compiled = _compile(config, where, precision, triton)
+        fused, why_fused = _fused(config, triton, compiled, why_kernels)
+        if not alone:
+            fused, why_fused = False, "gradients are summed over processes while autograd runs"
     return Choices(
-        where, why_there, precision, why_precise, compiled, why_compiled, triton, why_kernels
+        where, why_there, precision, why_precise, compiled, why_compiled, triton, fused, why_fused
     )
 
 
@@ -151,6 +161,22 @@ def _kernels(device: Device) -> tuple[bool, str]:
     if importlib.util.find_spec("triton") is None:
         return False, "the package triton, part of PyTorch for Linux, is not installed"
     return True, "Triton is there"
+
+
+def _fused(config: TrainConfig, triton: bool, compiled: bool, why_not: str) -> tuple[bool, str]:
+    """Whether layers run through the fused kernels of ``trunk_kernels.py``."""
+    model = config.model
+    if not triton:
+        return False, why_not
+    if compiled:
+        return False, "torch.compile makes the layers' kernels"
+    if model.dropout > 0:
+        return False, "the fused kernels have no dropout"
+    if model.n_embd > WIDEST:
+        return False, f"the fused kernels take a width of {WIDEST:,} at most"
+    if not config.engine.fuse:
+        return False, "engine.fuse is false"
+    return True, "additions, biases and LayerNorms joined"
 
 
 def _compile(

@@ -20,13 +20,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
-from types import ModuleType
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from posttrainllm.config import GPTConfig, TrainConfig, replace
+from posttrainllm.config import GPTConfig, TrainConfig
+from posttrainllm.config import replace as with_settings
 from posttrainllm.engines.base import (
     F32,
     I32,
@@ -53,6 +53,7 @@ except ModuleNotFoundError as error:
 from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
+from posttrainllm.pytorch.build import build_step, check_fused
 from posttrainllm.pytorch.choices import Choices, Device, choose
 from posttrainllm.pytorch.device import (
     attention_kernels,
@@ -60,10 +61,10 @@ from posttrainllm.pytorch.device import (
     logits_limit,
     matrix_precision,
 )
-from posttrainllm.pytorch.gpt import GPT, Cache, run_block
-from posttrainllm.pytorch.loss import chunk_rows, cross_entropy
-from posttrainllm.pytorch.optim import Optimizer, muon_names
-from posttrainllm.pytorch.step import Reduce, TrainingStep
+from posttrainllm.pytorch.gpt import GPT, Cache
+from posttrainllm.pytorch.loss import chunk_rows
+from posttrainllm.pytorch.optim import muon_names
+from posttrainllm.pytorch.step import Reduce
 
 
 class TorchEngine:
@@ -73,8 +74,7 @@ class TorchEngine:
     back in float64, too. ``reduce`` sums gradients and loss over ranks. Without ``training`` there
     is no room for gradients and moments.
 
-    The number of threads is PyTorch's, so it holds for the whole process and the engine that was
-    made last decides it.
+    The number of threads is PyTorch's: it holds for the whole process, and the last engine made decides.
     """
 
     name = "torch"
@@ -94,8 +94,8 @@ class TorchEngine:
         memory is short.
         """
         if dtype == "float64":
-            config = replace(config, {"engine.precision": "float32"})
-        self.choices: Choices = choose(config, device, training=training)
+            config = with_settings(config, {"engine.precision": "float32"})
+        self.choices: Choices = choose(config, device, training=training, alone=reduce is None)
         chosen = self.choices.device
         if chosen == "mps" and dtype == "float64":
             raise EngineError("device mps has no float64", hint="use the CPU for float64")
@@ -127,24 +127,8 @@ class TorchEngine:
         self.module.load_state_dict(self._arenas.params, assign=True)
         if not self._training:
             return
-        kernels: ModuleType | None = None
-        if self.choices.triton and self._dtype == torch.float32:
-            kernels = import_module("posttrainllm.pytorch.kernels")
-        working = self._arenas.padded_views(self._arenas.flat_working)
-        self.trained.load_state_dict(working, assign=True)
-        if self.choices.compiled:
-            self.trained.run_block = torch.compile(run_block, dynamic=False)
-        self._step = TrainingStep(
-            self.trained,
-            self._arenas,
-            Optimizer(self._arenas, self.config.optimizer, kernels),
-            n_vocab=model.n_vocab,
-            chunk=chunk_rows(
-                self._arenas.padded.n_vocab, self._working.itemsize, logits_limit(self._device)
-            ),
-            cross_entropy=kernels.cross_entropy if kernels else cross_entropy,
-            around=self._around,
-            reduce=reduce,
+        self._step = build_step(
+            self.config, self.choices, self.trained, self._arenas, self._around, reduce
         )
 
     @property
@@ -246,8 +230,17 @@ class TorchEngine:
         if self._training:
             self._step.reset()
             if self.choices.graph and not self._step.captured:
-                with self._out_of_memory():  # compiled before that where so chosen
-                    self._step.capture(self.config)
+                with self._out_of_memory():
+                    self._record()
+
+    def _record(self) -> None:
+        """Check the fused layers where they are chosen, and record the step, compiled where that is."""
+        if self.choices.fused:
+            fault = check_fused(self.config, self.choices, self._step, self.trained, self._arenas)
+            if fault:
+                reason = f"fused kernels were refused: {fault}"
+                self.choices = replace(self.choices, fused=False, kernels_reason=reason)
+        self._step.capture(self.config)
 
     def state(self) -> State:
         """See ``Engine.state``."""

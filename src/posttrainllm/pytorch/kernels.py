@@ -18,57 +18,60 @@ from torch import Tensor
 
 @triton.jit
 def _cross_entropy(
-    logits,
-    targets,
-    losses,
-    scale,
-    n_vocab: tl.constexpr,
-    padded: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program a row: lse online over blocks of the vocabulary, then the gradient over the logits.
+    logits, targets, losses, scale, n_vocab: tl.constexpr, padded: tl.constexpr,
+    GROUPS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program a row: lse online over tiles of the vocabulary, then the gradient over the logits.
+
+    A tile is GROUPS runs of WIDE neighbours. Every run keeps a maximum and a sum of its own, inside one thread, and they meet once,
+    at the end of the row: a loop in which all threads met took twice the time that the memory needs.
 
     Shapes: logits (R, P), overwritten; targets, losses (R,); scale ().
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * padded
     target = tl.load(targets + row)
-    factor = tl.load(scale)
-    columns = tl.arange(0, BLOCK)
-    if target < 0:
-        tl.store(losses + row, 0.0)
-        for start in range(0, padded, BLOCK):
-            at = start + columns
-            zero = tl.zeros([BLOCK], tl.float32).to(logits.dtype.element_ty)
-            tl.store(logits + at, zero, mask=at < padded)
-        return
-    highest, total = -float("inf"), 0.0
-    for start in range(0, n_vocab, BLOCK):
+    factor = tl.where(target < 0, 0.0, tl.load(scale))
+    columns = tl.arange(0, GROUPS)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+    highest = tl.full([GROUPS], -1e30, tl.float32)  # finite: a run may lie beyond the vocabulary
+    total = tl.zeros([GROUPS], tl.float32)
+    for start in range(0, n_vocab, GROUPS * WIDE):
         at = start + columns
-        z = tl.load(logits + at, mask=at < n_vocab, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(highest, tl.max(z, 0))
-        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher), 0)
+        # Not masked by n_vocab: that would be no multiple of a load's width, and loads would be of single numbers.
+        z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
+        z = tl.where(at < n_vocab, z, -float("inf"))
+        higher = tl.maximum(highest, tl.max(z, 1))
+        here = tl.sum(tl.exp(z - higher[:, None]), 1)
+        total = total * tl.exp(highest - higher) + here
         highest = higher
-    lse = highest + tl.log(total)
-    tl.store(losses + row, (lse - tl.load(logits + target).to(tl.float32)) * factor)
-    for start in range(0, padded, BLOCK):
+    top = tl.max(highest, 0)
+    lse = top + tl.log(tl.sum(total * tl.exp(highest - top), 0))
+    picked = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
+    tl.store(losses + row, tl.where(target < 0, 0.0, (lse - picked) * factor))
+    for start in range(0, padded, GROUPS * WIDE):
         at = start + columns
-        z = tl.load(logits + at, mask=at < n_vocab, other=-float("inf")).to(tl.float32)
-        grad = (tl.exp(z - lse) - tl.where(at == target, 1.0, 0.0)) * factor
+        z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
+        chance = tl.where(at < n_vocab, tl.exp(z - lse), 0.0)
+        grad = (chance - tl.where(at == target, 1.0, 0.0)) * factor
         tl.store(logits + at, grad.to(logits.dtype.element_ty), mask=at < padded)
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, scale: Tensor, n_vocab: int
 ) -> tuple[Tensor, Tensor]:
-    """See ``loss.cross_entropy``; the gradient takes the place of the logits."""
+    """See ``loss.cross_entropy``; the gradient takes the place of the logits.
+
+    Half a thousand threads a row, so that the rows in flight (two a multiprocessor) fit into the L2 cache between
+    the two passes.
+    """
     rows, padded = logits.shape
     losses = torch.empty(rows, device=logits.device, dtype=torch.float32)
-    block = min(8192, triton.next_power_of_2(padded))
-    warps = 16 if block > 2048 else 4 if block > 512 else 2
+    wide = 16 // logits.element_size()  # a load of sixteen bytes
+    groups = max(16, min(8192, triton.next_power_of_2(padded)) // wide)
     _cross_entropy[(rows,)](
-        logits, targets, losses, scale, n_vocab, padded, BLOCK=block, num_warps=warps
-    )
+        logits, targets, losses, scale, n_vocab, padded, GROUPS=groups, WIDE=wide,
+        num_warps=max(1, min(16, groups // 32)),
+    )  # fmt: skip
     return losses.sum(), logits
 
 

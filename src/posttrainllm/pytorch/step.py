@@ -28,6 +28,7 @@ from posttrainllm.pytorch.arena import Arenas, Views
 from posttrainllm.pytorch.gpt import GPT
 from posttrainllm.pytorch.loss import CrossEntropy, head_loss
 from posttrainllm.pytorch.optim import RING, SCALARS, Optimizer
+from posttrainllm.pytorch.trunk import Trunk
 
 SLOTS = 8  # pinned buffers: how many steps the host may be ahead of the device
 READ_EVERY_S = 0.1  # results are copied back this often, or every READ_EVERY steps
@@ -113,6 +114,7 @@ class TrainingStep:
 
     def __init__(
         self,
+        trunk: Trunk,
         module: GPT,
         arenas: Arenas,
         optimizer: Optimizer,
@@ -123,24 +125,17 @@ class TrainingStep:
         around: Callable[[], Any],
         reduce: Reduce | None = None,
     ) -> None:
-        """``around`` gives the context that passes run in: kernels of attention, matrix precision."""
-        self.module, self._arenas, self._optimizer = module, arenas, optimizer
+        """``trunk`` runs ``module``; ``around`` gives the context of passes: kernels of attention, matrix precision."""
+        self.trunk, self._arenas, self._optimizer = trunk, arenas, optimizer
         self._n_vocab, self._chunk, self._cross_entropy = n_vocab, chunk, cross_entropy
-        self._around, self._reduce = around, reduce
+        self.around, self._reduce = around, reduce
         self._device = arenas.flat_params.device
         self._dtype = arenas.flat_params.dtype
         self.loss = torch.zeros((), device=self._device, dtype=self._dtype)
-        names = [name for name, _ in module.named_parameters()]
-        self._parameters = list(module.parameters())
         grads = arenas.padded_views(arenas.flat_grads)
         head = "wte.weight" if module.config.tied else "lm_head.weight"
-        self._head, self._head_grad = dict(module.named_parameters())[head], grads[head]
-        self._trunk = [name for name in names if name != "lm_head.weight"]
-        self._trunk_parameters = [dict(module.named_parameters())[name] for name in self._trunk]
-        # The head wrote its gradient before the trunk's come: with tied weights those are added.
-        self._added = [grads[name] for name in self._trunk if name == head]
-        self._written = [grads[name] for name in self._trunk if name != head]
-        self._is_head = [name == head for name in self._trunk]
+        self._head = dict(module.named_parameters())[head].detach()
+        self._head_grad = grads[head]
         self._inputs: dict[tuple[int, int], Inputs] = {}
         self._graphs: dict[tuple[tuple[int, int], Variant], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
@@ -154,29 +149,22 @@ class TrainingStep:
 
     def _passes(self, inputs: Inputs, first: bool, reduce: Reduce | None) -> None:
         """Forward and backward of a micro-batch, into the gradients' arena and ``loss``; ``reduce`` is given in the last one."""
-        with self._around(), torch.enable_grad():
-            hidden = self.module.hidden(inputs.tokens)
-            with torch.no_grad():
-                loss, grad = head_loss(
-                    hidden.detach().flatten(0, 1),
-                    self._head.detach(),
-                    inputs.targets.flatten(),
-                    inputs.scalars[0],
-                    self._head_grad,
-                    n_vocab=self._n_vocab,
-                    chunk=self._chunk,
-                    cross_entropy=self._cross_entropy,
-                    first=first,
-                )
+        with self.around(), torch.no_grad():
+            hidden = self.trunk.forward(inputs.tokens)
+            loss, grad = head_loss(
+                hidden,
+                self._head,
+                inputs.targets.flatten(),
+                inputs.scalars[0],
+                self._head_grad,
+                n_vocab=self._n_vocab,
+                chunk=self._chunk,
+                cross_entropy=self._cross_entropy,
+                first=first,
+            )
             if reduce is not None:
                 reduce.expect(first)
-            grads = torch.autograd.grad(hidden, self._trunk_parameters, grad.view_as(hidden))
-        if reduce is None:
-            written = [g for g, head in zip(grads, self._is_head, strict=True) if not head]
-            added = [g for g, head in zip(grads, self._is_head, strict=True) if head]
-            (torch._foreach_copy_ if first else torch._foreach_add_)(self._written, written)
-            if added:
-                self._added[0].add_(added[0])
+            self.trunk.backward(grad, first, put=reduce is None)
         if first:
             self.loss.copy_(loss)
         else:
@@ -299,8 +287,6 @@ class _Results:
     def issued(self) -> None:
         """A step was started."""
         self._issued += 1
-        if self._cpu:
-            return
         if self._issued - self._taken >= RING // 2:  # nobody asks: make room
             self._collect(wait=True)
             self._copy()

@@ -1,0 +1,247 @@
+"""The model from tokens to the head's input, for training: twice, with one interface.
+
+``AutogradTrunk``  runs the module and lets autograd differentiate it; dropout and torch.compile are here
+``FusedTrunk``     writes a layer's backward out, with operations that are joined with their neighbours
+
+Both leave their gradients in the arenas. Tests hold the second to the first in float64.
+What this is not: the head and the loss (``loss.py``) or the step around it (``step.py``).
+
+Letters of shapes: B batch, T time, N = B*T, C n_embd, H n_head, D = C / H, F width of the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posttrainllm.pytorch.arena import Arenas
+from posttrainllm.pytorch.gpt import GPT
+
+
+class Trunk(Protocol):
+    """What a step needs of it; ``backward`` follows the ``forward`` of the same micro-batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shapes: tokens (B, T); returned (N, C), the last LayerNorm's output."""
+        ...
+
+    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+        """Write (``first``) or add the gradients of all parameters but the head's. Shapes: grad (N, C).
+
+        Without ``put`` hooks on the parameters do that.
+        """
+        ...
+
+
+class _Gradients:
+    """Where gradients go. With tied weights the head wrote first, so the embedding's is added."""
+
+    def __init__(self, module: GPT, arenas: Arenas) -> None:
+        self.views = arenas.padded_views(arenas.flat_grads)
+        self._added = "wte.weight" if module.config.tied else ""
+
+    def put(self, names: Sequence[str], grads: Sequence[Tensor], first: bool) -> None:
+        """Write or add tensors of one type."""
+        places = [self.views[name] for name in names if name != self._added]
+        values = [g for name, g in zip(names, grads, strict=True) if name != self._added]
+        (torch._foreach_copy_ if first else torch._foreach_add_)(places, values)
+        if self._added in names:
+            self.views[self._added].add_(grads[names.index(self._added)])
+
+
+class AutogradTrunk:
+    """The module as it is, differentiated by autograd."""
+
+    def __init__(self, module: GPT, arenas: Arenas) -> None:
+        """The module's parameters are views of the working arena."""
+        self._module = module
+        self._gradients = _Gradients(module, arenas)
+        named = {n: p for n, p in module.named_parameters() if n != "lm_head.weight"}
+        self._names, self._parameters = list(named), list(named.values())
+        self._hidden: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See ``Trunk``."""
+        with torch.enable_grad():
+            self._hidden = self._module.hidden(tokens)
+        return self._hidden.detach().flatten(0, 1)
+
+    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+        """See ``Trunk``."""
+        hidden, self._hidden = self._hidden, None
+        assert hidden is not None
+        grads = torch.autograd.grad(hidden, self._parameters, grad.view_as(hidden))
+        if put:
+            self._gradients.put(self._names, grads, first)
+
+
+@dataclass
+class _Layer:
+    """What a layer keeps for its backward, in the order in which it was made."""
+
+    y1: Tensor
+    norm1: tuple[Tensor, Tensor]
+    a: Tensor
+    qkv: tuple[Tensor, Tensor, Tensor]
+    out: Tensor
+    y2: Tensor
+    norm2: tuple[Tensor, Tensor]
+    f: Tensor
+    h: Tensor
+    g: Tensor
+
+
+class FusedTrunk:
+    """Forward and backward of every layer, call by call; attention alone is left to autograd.
+
+    A residual addition and the LayerNorm after it are one operation, in both directions, and biases' gradients are sums
+    that the operations next to them take along. The sums of all vectors' gradients stand in one table of partial sums,
+    in the order of the arena, and are added up once.
+    """
+
+    def __init__(self, module: GPT, arenas: Arenas, operations: Any) -> None:
+        """``operations`` is the module ``calls`` or ``trunk_kernels``."""
+        self._module, self._arenas, self._ops = module, arenas, operations
+        self._p = {name: p.detach() for name, p in module.named_parameters()}
+        self._gradients = _Gradients(module, arenas)
+        self._tanh = module.config.activation == "gelu_new"
+        self._eps = module.config.layer_norm_epsilon
+        self._tables: dict[int, Tensor] = {}
+        self._vectors = arenas.flat_grads[arenas.decayed :]
+        self._layers: list[_Layer] = []
+        self._embedded: Tensor | None = None
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See ``Trunk``."""
+        module, (batch, time) = self._module, tokens.shape
+        with torch.enable_grad():
+            self._embedded = module.wte(tokens) + module.wpe.weight[:time]
+        x, delta = self._embedded.detach().flatten(0, 1), None
+        self._layers = []
+        for i in range(module.config.n_layer):
+            x, delta = self._layer(f"h.{i}.", x, delta, (batch, time))
+        y, hidden, *norm = self._norm("ln_f", x, delta)
+        self._last = (y, norm[0], norm[1])
+        return hidden
+
+    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+        """See ``Trunk``."""
+        assert put, "there are no hooks to call here"
+        assert self._last is not None
+        assert self._embedded is not None
+        table = self._table(len(grad))
+        found: dict[str, Tensor] = {}
+        count = len(self._layers)
+        before = f"h.{count - 1}.mlp.c_proj.bias"
+        grad = self._norm_backward("ln_f", grad, None, *self._last, before, table)
+        for i in reversed(range(count)):
+            before = f"h.{i - 1}.mlp.c_proj.bias" if i else ""
+            grad = self._layer_backward(f"h.{i}.", self._layers.pop(), grad, before, table, found)
+        self._gradients.put(list(found), list(found.values()), first)
+        (torch.sum(table, 0, out=self._vectors) if first else self._vectors.add_(table.sum(0)))
+        embedding = {"wte.weight": self._module.wte.weight, "wpe.weight": self._module.wpe.weight}
+        embedded, self._embedded, self._last = self._embedded, None, None
+        grads = torch.autograd.grad(embedded, list(embedding.values()), grad.view_as(embedded))
+        self._gradients.put(list(embedding), grads, first)
+
+    # ---- a layer ------------------------------------------------------------------------------
+
+    def _layer(
+        self, name: str, x: Tensor, delta: Tensor | None, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """One layer; returns the residual stream and what is still to be added to it."""
+        y1, a, *norm1 = self._norm(name + "ln_1", x, delta)
+        width = y1.shape[1]
+        qkv = self._linear(name + "attn.c_attn", a)
+        q, k, v = (
+            part.view(*shape, self._module.config.n_head, -1).transpose(1, 2).requires_grad_()
+            for part in qkv.split(width, 1)
+        )
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        o = out.detach().transpose(1, 2).reshape(-1, width)
+        y2, f, *norm2 = self._norm(name + "ln_2", y1, self._linear(name + "attn.c_proj", o))
+        h = self._linear(name + "mlp.c_fc", f)
+        g = self._ops.gelu(h, self._tanh)
+        kept = _Layer(
+            y1, (norm1[0], norm1[1]), a, (q, k, v), out, y2, (norm2[0], norm2[1]), f, h, g
+        )
+        self._layers.append(kept)
+        return y2, self._linear(name + "mlp.c_proj", g)
+
+    def _layer_backward(
+        self, name: str, kept: _Layer, grad: Tensor, before: str, table: Tensor, found: dict[str, Tensor]
+    ) -> Tensor:  # fmt: skip
+        """From the gradient of a layer's end to that of its beginning; both of the residual stream, (N, C)."""
+        # m = g W + b;  g = gelu(h);  h = f W + b;  f = layernorm(y2);  next y1 = y2 + m
+        dg = self._linear_backward(name + "mlp.c_proj", grad, kept.g, found)
+        dh = self._ops.gelu_backward(
+            dg, kept.h, self._tanh, self._cols(table, name + "mlp.c_fc.bias")
+        )
+        df = self._linear_backward(name + "mlp.c_fc", dh, kept.f, found)
+        bias = name + "attn.c_proj.bias"
+        grad = self._norm_backward(name + "ln_2", df, grad, kept.y2, *kept.norm2, bias, table)
+        # y2 = y1 + o W + b;  o = attention(q, k, v);  q k v = a W + b;  a = layernorm(y1)
+        o = kept.out.detach().transpose(1, 2).reshape(grad.shape)
+        do = self._linear_backward(name + "attn.c_proj", grad, o, found)
+        batch, _, time, _ = kept.out.shape
+        do = do.view(batch, time, self._module.config.n_head, -1).transpose(1, 2)
+        parts = torch.autograd.grad(kept.out, kept.qkv, do)
+        q, k, v = (part.transpose(1, 2).reshape(grad.shape) for part in parts)
+        dqkv = self._ops.join(q, k, v, self._cols(table, name + "attn.c_attn.bias"))
+        da = self._linear_backward(name + "attn.c_attn", dqkv, kept.a, found)
+        return self._norm_backward(name + "ln_1", da, grad, kept.y1, *kept.norm1, before, table)
+
+    # ---- its parts ----------------------------------------------------------------------------
+
+    def _norm(
+        self, name: str, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        weight, bias = self._p[name + ".weight"], self._p[name + ".bias"]
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = self._ops.layernorm(
+            x, delta, weight, bias, self._eps
+        )
+        return found
+
+    def _norm_backward(
+        self, name: str, grad: Tensor, residual: Tensor | None, y: Tensor, mean: Tensor, rstd: Tensor,
+        before: str, table: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """``before`` is the bias that was added into y last, or "" for none."""
+        weight, bias = name + ".weight", name + ".bias"
+        found: Tensor = self._ops.layernorm_backward(
+            grad, residual, y, mean, rstd, self._p[weight],
+            self._cols(table, weight), self._cols(table, bias),
+            self._cols(table, before) if before else None,
+        )  # fmt: skip
+        return found
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return torch.addmm(self._p[name + ".bias"], x, self._p[name + ".weight"])
+
+    def _linear_backward(
+        self, name: str, grad: Tensor, x: Tensor, found: dict[str, Tensor]
+    ) -> Tensor:
+        """dx = dy W^T;  dW = x^T dy. The bias's gradient comes from who made dy."""
+        found[name + ".weight"] = x.T @ grad
+        return grad @ self._p[name + ".weight"].T
+
+    # ---- partial sums of the gradients of vectors ---------------------------------------------
+
+    def _table(self, rows: int) -> Tensor:
+        """Partial sums (P, vectors), zero between tensors for good."""
+        if rows not in self._tables:
+            size = (self._ops.parts(rows), len(self._vectors))
+            self._tables[rows] = self._vectors.new_zeros(size)
+        return self._tables[rows]
+
+    def _cols(self, table: Tensor, name: str) -> Tensor:
+        view = self._gradients.views[name]
+        start = view.storage_offset() - self._vectors.storage_offset()
+        return table[:, start : start + view.numel()]

@@ -1,0 +1,245 @@
+"""The operations of ``calls.py`` for CUDA, in Triton: each reads its tensors once and leaves partial sums.
+
+A program walks over tiles of rows; what it adds up over rows stays in registers until its last tile. The number of
+programs is fixed by the number of rows, so sums do not depend on timing. Sums and statistics are float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PARTS = 264  # programs that add up over rows: two for each multiprocessor of a large card
+TILE = 4096  # numbers of a tile, and so C at most (choices.WIDEST)
+
+
+def parts(rows: int) -> int:
+    """How many partial sums the operations write."""
+    return min(PARTS, rows)
+
+
+def _tile(rows: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a tile, powers of two; few rows where there are few, so that all processors work."""
+    block = triton.next_power_of_2(width)
+    most = max(1, TILE // block)
+    fair = max(1, rows // PARTS)
+    return min(most, 1 << (fair.bit_length() - 1)), block
+
+
+@triton.jit
+def _layernorm(
+    x, delta, weight, bias, y, out, mean, rstd, n, eps,
+    C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows a program."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = (rows < n)[:, None] & (columns < C)[None, :]
+    at = rows[:, None] * C + columns[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(y.dtype.element_ty)
+        tl.store(y + at, rounded, mask=inside)
+        value = rounded.to(tl.float32)  # backward will read this one
+    center = tl.sum(value, 1) / C
+    value = tl.where(inside, value - center[:, None], 0.0)
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(value * value, 1) / C + eps))
+    w = tl.load(weight + columns, mask=columns < C, other=0.0).to(tl.float32)
+    b = tl.load(bias + columns, mask=columns < C, other=0.0).to(tl.float32)
+    result = value * scale[:, None] * w[None, :] + b[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(mean + rows, center, mask=rows < n)
+    tl.store(rstd + rows, scale, mask=rows < n)
+
+
+def layernorm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See ``calls.layernorm``."""
+    n, width = x.shape
+    y = x if delta is None else torch.empty_like(x)
+    out = torch.empty_like(x)
+    mean, rstd = (torch.empty(n, device=x.device, dtype=torch.float32) for _ in range(2))
+    rows, block = _tile(n, width)
+    _layernorm[(triton.cdiv(n, rows),)](
+        x, x if delta is None else delta, weight, bias, y, out, mean, rstd, n, eps,
+        C=width, ADD=delta is not None, ROWS=rows, BLOCK=block, num_warps=_warps(rows * block),
+    )  # fmt: skip
+    return y, out, mean, rstd
+
+
+@triton.jit
+def _layernorm_backward(
+    grad, residual, y, mean, rstd, weight, out, weight_cols, bias_cols, sum_cols, n, stride,
+    C: tl.constexpr, RESIDUAL: tl.constexpr, SUM: tl.constexpr, TIMES: tl.constexpr,
+    PROGRAMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every PROGRAMS-th tile of rows a program; the sums of all of them in one row of the partial sums.
+
+    dy = rstd * (g w - mean(g w) - xhat * mean(g w xhat)) + residual, where xhat = (y - mean) * rstd
+    """
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    w = tl.load(weight + columns, mask=columns < C, other=0.0).to(tl.float32)[None, :]
+    of_weight = tl.zeros([ROWS, BLOCK], tl.float32)
+    of_bias = tl.zeros([ROWS, BLOCK], tl.float32)
+    of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    for turn in range(TIMES):
+        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        inside = (rows < n)[:, None] & (columns < C)[None, :]
+        at = rows[:, None] * C + columns[None, :]
+        g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        center = tl.load(mean + rows, mask=rows < n, other=0.0)[:, None]
+        scale = tl.load(rstd + rows, mask=rows < n, other=0.0)[:, None]
+        xhat = tl.where(inside, (value - center) * scale, 0.0)
+        weighted = g * w
+        both = tl.sum(weighted * xhat, 1)[:, None] / C
+        one = tl.sum(weighted, 1)[:, None] / C
+        result = (weighted - one - xhat * both) * scale
+        if RESIDUAL:
+            result += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = result.to(out.dtype.element_ty)
+        tl.store(out + at, rounded, mask=inside)
+        of_weight += g * xhat
+        of_bias += g
+        if SUM:
+            of_sum += tl.where(inside, rounded.to(tl.float32), 0.0)
+    place = program * stride + columns
+    tl.store(weight_cols + place, tl.sum(of_weight, 0), mask=columns < C)
+    tl.store(bias_cols + place, tl.sum(of_bias, 0), mask=columns < C)
+    if SUM:
+        tl.store(sum_cols + place, tl.sum(of_sum, 0), mask=columns < C)
+
+
+def layernorm_backward(
+    grad: Tensor, residual: Tensor | None, y: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    weight_cols: Tensor, bias_cols: Tensor, sum_cols: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """See ``calls.layernorm_backward``."""
+    n, width = y.shape
+    programs = len(weight_cols)
+    rows, block = _tile(n, width)
+    out = torch.empty_like(y)
+    _layernorm_backward[(programs,)](
+        grad, y if residual is None else residual, y, mean, rstd, weight, out,
+        weight_cols, bias_cols, weight_cols if sum_cols is None else sum_cols, n, weight_cols.stride(0),
+        C=width, RESIDUAL=residual is not None, SUM=sum_cols is not None,
+        TIMES=triton.cdiv(n, programs * rows), PROGRAMS=programs, ROWS=rows, BLOCK=block,
+        num_warps=_warps(rows * block),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _gelu_parts(x, TANH: tl.constexpr):
+    """GELU(x) / x and its derivative by x: Phi(x), phi(x), by erf or by the tanh form as a sigmoid."""
+    if TANH:
+        u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        share = 1.0 / (1.0 + tl.exp(-2.0 * u))
+        slope = 2.0 * share * (1.0 - share) * 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+    else:
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        slope = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return share, slope
+
+
+@triton.jit
+def _gelu(x, out, n, TANH: tl.constexpr, BLOCK: tl.constexpr):
+    """One block of numbers a program."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
+    share, _ = _gelu_parts(value, TANH)
+    tl.store(out + at, (value * share).to(out.dtype.element_ty), mask=at < n)
+
+
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    """See ``calls.gelu``."""
+    out = torch.empty_like(x)
+    block = 2048
+    _gelu[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), TANH=tanh, BLOCK=block, num_warps=8)
+    return out
+
+
+@triton.jit
+def _gelu_backward(
+    grad, x, out, sum_cols, n, stride, F: tl.constexpr, TANH: tl.constexpr, TIMES: tl.constexpr,
+    PROGRAMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of every PROGRAMS-th tile of rows a program."""
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    for turn in range(TIMES):
+        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        inside = (rows < n)[:, None] & (columns < F)[None, :]
+        at = rows[:, None] * F + columns[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        share, slope = _gelu_parts(value, TANH)
+        g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = (g * (share + value * slope)).to(out.dtype.element_ty)
+        tl.store(out + at, rounded, mask=inside)
+        of_sum += rounded.to(tl.float32)
+    tl.store(sum_cols + program * stride + columns, tl.sum(of_sum, 0), mask=columns < F)
+
+
+def gelu_backward(grad: Tensor, x: Tensor, tanh: bool, sum_cols: Tensor) -> Tensor:
+    """See ``calls.gelu_backward``."""
+    n, width = x.shape
+    programs = len(sum_cols)
+    rows, block = _tile(n, min(256, width))
+    out = torch.empty_like(x)
+    _gelu_backward[(programs, triton.cdiv(width, block))](
+        grad, x, out, sum_cols, n, sum_cols.stride(0), F=width, TANH=tanh,
+        TIMES=triton.cdiv(n, programs * rows), PROGRAMS=programs, ROWS=rows, BLOCK=block,
+        num_warps=_warps(rows * block),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _join(
+    query, key, value, out, sum_cols, n, stride, C: tl.constexpr, TIMES: tl.constexpr,
+    PROGRAMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of one of the three, of every PROGRAMS-th tile of rows, a program."""
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    which = tl.program_id(2)
+    of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    for turn in range(TIMES):
+        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        inside = (rows < n)[:, None] & (columns < C)[None, :]
+        at = rows[:, None] * C + columns[None, :]
+        if which == 0:
+            part = tl.load(query + at, mask=inside, other=0.0)
+        elif which == 1:
+            part = tl.load(key + at, mask=inside, other=0.0)
+        else:
+            part = tl.load(value + at, mask=inside, other=0.0)
+        tl.store(out + rows[:, None] * (3 * C) + which * C + columns[None, :], part, mask=inside)
+        of_sum += part.to(tl.float32)
+    place = sum_cols + program * stride + which * C + columns
+    tl.store(place, tl.sum(of_sum, 0), mask=columns < C)
+
+
+def join(query: Tensor, key: Tensor, value: Tensor, sum_cols: Tensor) -> Tensor:
+    """See ``calls.join``."""
+    n, width = query.shape
+    programs = len(sum_cols)
+    rows, block = _tile(n, min(256, width))
+    out = torch.empty(n, 3 * width, device=query.device, dtype=query.dtype)
+    _join[(programs, triton.cdiv(width, block), 3)](
+        query, key, value, out, sum_cols, n, sum_cols.stride(0), C=width,
+        TIMES=triton.cdiv(n, programs * rows), PROGRAMS=programs, ROWS=rows, BLOCK=block,
+        num_warps=_warps(rows * block),
+    )  # fmt: skip
+    return out
+
+
+def _warps(numbers: int) -> int:
+    """Warps for a tile: sixteen numbers a thread at most."""
+    return max(1, min(8, numbers // 512))

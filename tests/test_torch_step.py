@@ -1,0 +1,466 @@
+"""The training step of the torch engine, piece by piece, on the CPU: the head, the layers, the update, the choices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from needs import require
+from posttrainllm.config import TrainConfig, load_config, replace
+from posttrainllm.engines.base import Batch
+from posttrainllm.errors import EngineError
+from posttrainllm.training.engine_choice import differences, training_engine
+
+torch = require("torch")
+
+from posttrainllm.pytorch import calls  # noqa: E402
+from posttrainllm.pytorch.arena import Arenas, padded_vocabulary  # noqa: E402
+from posttrainllm.pytorch.build import check_fused  # noqa: E402
+from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
+from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
+from posttrainllm.pytorch.gpt import GPT  # noqa: E402
+from posttrainllm.pytorch.loss import chunk_rows, cross_entropy, head_loss  # noqa: E402
+from posttrainllm.pytorch.optim import RING, Optimizer, muon_names, orthogonalized  # noqa: E402
+from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
+from torch_cases import (  # noqa: E402
+    config_of,
+    engine_of,
+    largest_difference,
+    parts,
+    random_batch,
+    random_params,
+    scalars_of,
+    train,
+)
+
+
+def trunks_of(config: TrainConfig, kind: Any) -> tuple[Any, Arenas]:
+    """A trunk over float64 arenas with random parameters."""
+    arenas = Arenas(config.model, device=torch.device("cpu"), dtype=torch.float64)
+    for name, value in random_params(config).items():
+        arenas.params[name].copy_(torch.from_numpy(value))
+    with torch.device("meta"):
+        module = GPT(config.model).eval()
+    module.load_state_dict(arenas.padded_views(arenas.flat_params), assign=True)
+    extra = (calls,) if kind is FusedTrunk else ()
+    return kind(module, arenas, *extra), arenas
+
+
+# ---- layers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_layers_written_out_have_the_gradients_of_autograd(activation: str, tied: bool) -> None:
+    config = config_of(model__activation=activation, model__tied=tied, model__n_layer=3)
+    tokens = torch.from_numpy(random_batch(config).tokens)
+    found = []
+    for kind in (AutogradTrunk, FusedTrunk):
+        trunk, arenas = trunks_of(config, kind)
+        arenas.flat_grads.fill_(0.5)  # of the head, which wrote before, or of the step before
+        torch.manual_seed(0)
+        hidden = trunk.forward(tokens)
+        for first in (True, False):  # then the same again, added
+            if not first:
+                trunk.forward(tokens)
+            trunk.backward(torch.randn_like(hidden), first)
+        grads = {name: view.numpy().copy() for name, view in arenas.grads.items()}
+        found.append((hidden.numpy(), grads))
+    assert np.abs(found[0][0] - found[1][0]).max() <= 1e-13
+    assert largest_difference(found[1][1], found[0][1]) <= 1e-12
+
+
+def test_vectors_between_the_tensors_of_the_arena_stay_zero() -> None:
+    config = config_of(model__n_embd=10, model__n_head=2)
+    trunk, arenas = trunks_of(config, FusedTrunk)
+    tokens = torch.from_numpy(random_batch(config).tokens)
+    trunk.backward(torch.ones_like(trunk.forward(tokens)), True)
+    used = sum(int(view.count_nonzero()) for view in arenas.grads.values())
+    assert int(arenas.flat_grads.count_nonzero()) == used
+
+
+# ---- head and loss ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1000, 16, 5])
+@pytest.mark.parametrize("padded", [19, 64])
+def test_head_and_loss_are_those_of_the_module(chunk: int, padded: int) -> None:
+    torch.manual_seed(0)
+    rows, width, n_vocab = 48, 12, 19
+    x = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(n_vocab, width, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(-1, n_vocab, (rows,))
+    wanted = torch.nn.functional.cross_entropy(
+        x @ weight.T, targets, ignore_index=-1, reduction="sum"
+    )
+    grads = torch.autograd.grad(wanted * 0.25, (x, weight))
+    inside = torch.zeros(padded, width, dtype=torch.float64)
+    inside[:n_vocab] = weight.detach()
+    grad_weight = torch.full_like(inside, 7.0)
+    for first in (True, False):
+        loss, grad_x = head_loss(
+            x.detach(),
+            inside,
+            targets.int(),
+            torch.tensor(0.25, dtype=torch.float64),
+            grad_weight,
+            n_vocab=n_vocab,
+            chunk=chunk,
+            cross_entropy=cross_entropy,
+            first=first,
+        )
+    assert abs(loss.item() - 0.25 * wanted.item()) <= 1e-13 * wanted.item()
+    assert (grad_x - grads[0]).abs().max() <= 1e-14
+    assert (grad_weight[:n_vocab] - 2 * grads[1]).abs().max() <= 1e-13
+    assert not grad_weight[n_vocab:].any()
+
+
+def test_a_chunk_of_logits_keeps_to_its_limit() -> None:
+    assert chunk_rows(50304, 2, 1 << 30) * 50304 * 2 <= 1 << 30
+    assert chunk_rows(50304, 2, 1 << 30) % 256 == 0
+    assert chunk_rows(1 << 22, 4, 1 << 20) == 1
+
+
+def test_bf16_logits_lose_no_more_than_their_rounding() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(64, 256).bfloat16()
+    targets, scale = torch.randint(0, 256, (64,)), torch.tensor(1 / 64)
+    loss, grad = cross_entropy(logits.clone(), targets, scale, 256)
+    exact, exact_grad = cross_entropy(logits.double(), targets, scale.double(), 256)
+    assert grad.dtype == torch.bfloat16
+    assert abs(loss.item() - exact.item()) <= 1e-6 * exact.item()
+    assert (grad.double() - exact_grad).abs().max() <= 2**-8 / 64
+
+
+# ---- vocabulary, precision ----------------------------------------------------------------------
+
+
+def test_a_padded_vocabulary_changes_nothing_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(model__tied=False)
+    found = []
+    for multiple in (1, 64):
+        monkeypatch.setattr(
+            "posttrainllm.pytorch.choices.Choices.vocabulary_multiple", property(lambda _, m=multiple: m)
+        )  # fmt: skip
+        engine = engine_of(config)
+        results = train(engine, 3)
+        found.append((results, engine.state(), engine.gradient_tensors()))
+        assert engine.state().params["wte.weight"].shape == (19, 12)
+        assert engine.trained.wte.weight.shape[0] == padded_vocabulary(19, multiple)
+        assert not engine.trained.wte.weight[19:].any()
+        assert engine.logits(random_batch(config).tokens).shape[-1] == 19
+    (plain, one, grads), (padded, two, padded_grads) = found
+    assert max(abs(a.loss - b.loss) for a, b in zip(plain, padded, strict=True)) <= 1e-13
+    assert largest_difference(padded_grads, grads) <= 1e-11
+    for a, b in zip(parts(two), parts(one), strict=True):
+        assert largest_difference(a, b) <= 1e-10
+
+
+def test_bf16_steps_keep_float32_weights_and_stay_near_float32() -> None:
+    losses = {}
+    for precision in ("float32", "bf16"):
+        config = load_config("tiny", flags={"engine.name": "torch", "engine.device": "cpu",
+                                            "engine.precision": precision, "engine.threads": 1})  # fmt: skip
+        engine: Any = training_engine(config)
+        engine.load(random_params(config))
+        for step in range(1, 21):
+            batch = random_batch(config, rows=16, seed=step)
+            engine.gradients(batch, inv_count=1 / batch.targets.size, first=True)
+            engine.update(scalars_of(config, step, lr=1e-5))
+        losses[precision] = np.array([result.loss for result in engine.results()])
+        assert engine.info["precision"] == precision
+        moved = (
+            engine.state().params["h.0.mlp.c_fc.weight"]
+            - random_params(config)["h.0.mlp.c_fc.weight"]
+        )
+        # Steps of 1e-5 are far below what bfloat16 can add to weights of 0.3: the master weights took them.
+        assert 1e-5 < np.abs(moved).max() < 1e-3
+    assert np.abs(losses["bf16"] - losses["float32"]).max() <= 0.01 * losses["float32"].min()
+
+
+# ---- steps ----------------------------------------------------------------------------------------
+
+
+def test_micro_batches_one_by_one_and_late_are_the_whole_batch() -> None:
+    config = config_of()
+    batch = random_batch(config, rows=8)
+    found = []
+    for cuts in ([0, 8], [0, 2, 4, 6, 8], [0, 8]):
+        engine = engine_of(config)
+        for index, (low, high) in enumerate(itertools.pairwise(cuts)):
+            part = Batch(batch.tokens[low:high], batch.targets[low:high])
+            engine.gradients(part, inv_count=1 / batch.targets.size, first=index == 0)
+        if len(found) == 2:
+            engine.gradient_tensors()  # somebody looks: the step must not be taken twice
+        engine.update(scalars_of(config, 1, lr=1e-2))
+        found.append((engine.results()[0], engine.state().params))
+    for result, params in found[1:]:
+        assert abs(result.loss - found[0][0].loss) <= 1e-14 * result.loss
+        assert abs(result.grad_norm - found[0][0].grad_norm) <= 1e-13 * result.grad_norm
+        assert largest_difference(params, found[0][1]) <= 1e-11
+
+
+def test_more_results_than_the_ring_holds_are_all_there_in_order() -> None:
+    config = config_of()
+    engine = engine_of(config)
+    for step in range(1, RING + 50):
+        batch = random_batch(config, seed=step)
+        engine.gradients(batch, inv_count=1 / batch.targets.size, first=True)
+        engine.update(scalars_of(config, step, lr=1e-3))
+    other = engine_of(config)
+    wanted = []
+    for step in range(1, RING + 50):
+        batch = random_batch(config, seed=step)
+        other.gradients(batch, inv_count=1 / batch.targets.size, first=True)
+        other.update(scalars_of(config, step, lr=1e-3))
+        wanted += other.results(wait=False)
+    assert engine.results() == wanted
+    assert len(wanted) == RING + 49
+
+
+class _Times:
+    """As if so many ranks had the same batch."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def bind(self, module: Any, arena: Any, views: Any, head: str) -> None:
+        for name, parameter in module.named_parameters():
+            parameter.register_hook(
+                lambda grad, name=name: self.put(views[name], grad, added=name == head)
+            )
+
+    def put(self, view: Any, grad: Any, added: bool) -> None:
+        view.copy_(view + grad if added or not self.first else grad)
+
+    def expect(self, first: bool) -> None:
+        self.first = first
+
+    def __call__(self, gradients: Any, loss: Any) -> None:
+        gradients.mul_(self.factor)
+        loss.mul_(self.factor)
+
+
+def test_sums_over_ranks_come_before_norm_and_clip() -> None:
+    config = config_of(optimizer__clip_norm=1e-3)
+    engines = []
+    for factor in (1, 3):
+        engine = TorchEngine(config, "cpu", "float64", reduce=_Times(factor))
+        engine.load(random_params(config))
+        engines.append(engine)
+    results = [train(engine, 1)[0] for engine in engines]
+    assert abs(results[1].loss - 3 * results[0].loss) <= 1e-12
+    assert abs(results[1].grad_norm - 3 * results[0].grad_norm) <= 1e-12
+    assert largest_difference(*(engine.state().params for engine in engines)) <= 1e-12
+
+
+def test_an_engine_for_inference_has_no_room_for_gradients() -> None:
+    config = config_of()
+    engine = TorchEngine(config, "cpu", training=False)
+    engine.load(random_params(config))
+    whole = engine_of(config, "float32")
+    tokens = random_batch(config).tokens
+    assert np.array_equal(engine.logits(tokens), whole.logits(tokens))
+    assert engine.nbytes * 4 < whole.nbytes
+    assert engine.state().m == {}
+    assert engine.info["compile_reason"] == "nothing is trained here"
+
+
+# ---- Muon -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (4, 9), (9, 4)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    found = orthogonalized(torch.randn(3, *shape, dtype=torch.float64))
+    values = torch.linalg.svdvals(found)
+    assert values.min() >= 0.6
+    assert values.max() <= 1.3
+
+
+def test_muon_updates_the_blocks_matrices_and_adamw_the_rest() -> None:
+    config = config_of(
+        optimizer__kind="muon", optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
+    )
+    plain = config_of(optimizer__weight_decay=0.0, optimizer__clip_norm=1e6)
+    engines = [engine_of(one) for one in (config, plain)]
+    start = engines[0].state().params
+    for engine in engines:
+        train(engine, 1)
+    muon, adamw = (engine.state() for engine in engines)
+    names = muon_names(config.model)
+    assert len(names) == 4 * config.model.n_layer
+    for name, value in muon.params.items():
+        if name not in names:
+            assert np.array_equal(value, adamw.params[name]), name
+            continue
+        moved = start[name] - value
+        cut = np.split(moved, 3, axis=1) if name.endswith("c_attn.weight") else [moved]
+        for part in cut:
+            singular = np.linalg.svd(part / (1e-2 * 0.2 * max(part.shape) ** 0.5), compute_uv=False)
+            assert singular.max() <= 1.3, name
+            assert singular[0] >= 0.6, name
+        assert not muon.v[name].any(), "Muon keeps no squares"
+        assert muon.m[name].any()
+
+
+def test_muon_learns_and_resumes_bit_by_bit() -> None:
+    config = config_of(optimizer__kind="muon")
+    whole = engine_of(config, "float32")
+    wanted = train(whole, 6)
+    engine = engine_of(config, "float32")
+    train(engine, 3)
+    state = engine.state()
+    again = TorchEngine(config, "cpu")
+    again.load(state.params, state.m, state.v)
+    assert train(again, 3, start=3) == wanted[3:]
+
+
+def test_a_bad_gradient_leaves_muons_momentum_alone() -> None:
+    config = config_of(optimizer__kind="muon")
+    engine = engine_of(config, "float32")
+    train(engine, 2)
+    before = engine.state()
+    engine.gradients(random_batch(config), inv_count=np.inf, first=True)
+    engine.update(scalars_of(config, 3, lr=1e-2))
+    assert not engine.results()[0].finite
+    for got, wanted in zip(parts(engine.state()), parts(before), strict=True):
+        assert largest_difference(got, wanted) == 0
+
+
+# ---- choices ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has an NVIDIA card; enough to choose, not to compute."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+def torch_config(preset: str = "small", **settings: object) -> TrainConfig:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return replace(load_config(preset), {"engine.name": "torch", **given})
+
+
+def test_a_short_run_is_not_compiled_and_a_long_one_is(card: None) -> None:
+    short = choose(torch_config(model__dropout=0.1), None, training=True)
+    assert (short.device, short.precision, short.compiled) == ("cuda", "bf16", False)
+    assert "would win back" in short.compile_reason
+    long = choose(torch_config(model__dropout=0.1, training__steps=1_000_000), None, training=True)
+    assert long.compiled
+    for asked in ("on", "off"):
+        chosen = choose(torch_config(engine__compile=asked), None, training=True)
+        assert (chosen.compiled, chosen.compile_reason) == (asked == "on", "asked for")
+
+
+def test_every_choice_has_its_reason(card: None) -> None:
+    info = choose(torch_config(), None, training=True).info()
+    for key in ("precision", "kernels", "compile"):
+        assert info[f"{key}_reason"], key
+    assert info["step"] == "one CUDA graph"
+
+
+def test_layers_with_dropout_or_compiled_are_autograds(card: None) -> None:
+    assert choose(torch_config(), None, training=True).fused
+    for settings in (
+        {"model__dropout": 0.1}, {"engine__compile": "on"}, {"engine__fuse": False},
+        {"model__n_embd": 8192, "model__n_head": 8},
+    ):  # fmt: skip
+        chosen = choose(torch_config(**settings), None, training=True)
+        assert not chosen.fused
+        assert chosen.kernels_reason
+
+
+class _Wrong:
+    """The operations of a layer, one of them wrong."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(calls, name)
+
+    def gelu_backward(self, grad: Any, x: Any, tanh: bool, sum_cols: Any) -> Any:
+        if self.fault == "raises":
+            raise RuntimeError("no such card\nand more")
+        right = calls.gelu_backward(grad, x, tanh, sum_cols)
+        return right * float("nan") if self.fault == "nan" else right * 1.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("", ""),
+        ("wrong", "on this device they differ from autograd's by 0."),
+        ("nan", "on this device they differ from autograd's by nan in wte.weight"),
+        ("raises", "they do not run here: RuntimeError: no such card"),
+    ],
+)
+def test_fused_layers_that_fail_on_a_device_are_replaced_and_that_is_said(
+    fault: str, reason: str
+) -> None:
+    config = config_of()
+    engine = engine_of(config, "float32")
+    step = engine._step
+    operations = _Wrong(fault) if fault else calls
+    step.trunk = FusedTrunk(engine.trained, engine._arenas, operations)
+    found = check_fused(config, engine.choices, step, engine.trained, engine._arenas)
+    assert reason in found
+    assert bool(reason) == bool(found)
+    assert isinstance(step.trunk, AutogradTrunk if fault else FusedTrunk)
+    whole = engine_of(config, "float32")
+    got, wanted = train(engine, 5), train(whole, 5)
+    assert max(abs(a.loss - b.loss) for a, b in zip(got, wanted, strict=True)) <= 1e-6
+
+
+def test_tf32_is_refused_where_there_is_none() -> None:
+    with pytest.raises(
+        EngineError, match="tf32 is a form of arithmetic of NVIDIA's cards"
+    ) as caught:
+        TorchEngine(torch_config(engine__precision="tf32", engine__device="cpu"))
+    assert caught.value.hint == "leave engine.precision out, or ask for float32"
+
+
+def test_a_resumed_run_keeps_what_was_chosen(card: None) -> None:
+    before = {
+        "engine": "torch",
+        "device": "cuda",
+        "threads": 3,
+        "precision": "tf32",
+        "compile": "on",
+    }
+    config = as_before(torch_config(), before).engine
+    assert (config.threads, config.precision, config.compile) == (3, "tf32", "on")
+    elsewhere = as_before(torch_config(), {**before, "device": "mps"}).engine
+    assert (elsewhere.threads, elsewhere.precision, elsewhere.compile) == (3, "auto", "auto")
+    given = as_before(torch_config(engine__precision="bf16"), before).engine
+    assert given.precision == "bf16"
+
+
+def test_reasons_are_no_difference_between_engines() -> None:
+    one = {"engine": "torch", "precision": "bf16", "precision_reason": "asked for"}
+    assert differences({**one, "precision_reason": "fast"}, one) == []
+    assert differences({**one, "precision": "tf32"}, one) == ["precision: bf16 -> tf32"]
+
+
+def test_the_estimate_of_a_step_grows_with_the_work() -> None:
+    small, large = (sum(step_seconds(torch_config(name), "bf16")) for name in ("small", "large"))
+    assert small < large
+    twice = sum(step_seconds(torch_config(data__accumulation=2), "bf16"))
+    assert abs(twice - 2 * small) <= 1e-12
+
+
+def test_the_optimizer_reports_what_it_saw() -> None:
+    config = config_of()
+    arenas = Arenas(config.model, device=torch.device("cpu"))
+    arenas.flat_grads.fill_(0.5)
+    optimizer = Optimizer(arenas, config.optimizer)
+    optimizer.step(torch.tensor([1.0, 0.1, 0.1, 0.05]), torch.tensor(2.5))
+    norm = 0.5 * arenas.flat_grads.numel() ** 0.5
+    assert optimizer.ring[0].tolist() == pytest.approx([2.5, norm, 0.0])
+    assert optimizer.counter.item() == 1
