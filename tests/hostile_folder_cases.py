@@ -47,12 +47,28 @@ FOLDERS: dict[str, Case] = {
     "huge inner": (config(n_inner=HUGE), "n_inner must be"),
     "heads": (config(n_head=3), "not divisible"),
     "float size": (config(n_layer=2.0), "n_layer must be a whole number"),
-    "deep config": (raw("config.json", b"[" * 10**6), "nested too deeply"),
+    "deep config": (raw("config.json", b"[" * 10**5), "nested too deeply"),
     "config of another kind": (raw("config.json", b"[]"), "must hold a JSON object"),
     "config not UTF-8": (raw("config.json", b"\xff\xfe{}"), "is not UTF-8"),
     "config with NaN": (raw("config.json", b'{"n_layer": NaN}'), "NaN is not a JSON number"),
     "config twice": (raw("config.json", b'{"a": 1, "a": 2}'), "stands there twice"),
     "endless config": (raw("config.json", b" " * (17 * 2**20)), "too large for its kind"),
+    "config of a million lists": (
+        raw("config.json", b'{"a": [' + b"[]," * 10**6 + b"0]}"),
+        "more than 200,000 lists and objects",
+    ),
+    "header of a million lists": (
+        raw(
+            "model.safetensors",
+            struct.pack("<Q", 3 * 10**6 + 9) + b'{"a": [' + b"[]," * 10**6 + b"]}",
+        ),
+        "more than 200,000 lists and objects",
+    ),
+    "tokenizer of millions of lists": (
+        raw("tokenizer.json", b"[" + b"[]," * 5 * 10**6 + b"0]"),
+        "more than 1,000,000 lists and objects",
+    ),
+    "tokenizer of 40 MB": (raw("tokenizer.json", b" " * (40 * 2**20)), "too large for its kind"),
     "huge number": (raw("config.json", b'{"a": ' + b"9" * 10**5 + b"}"), "Exceeds the limit"),
     "nan": (value(BIAS, float("nan")), "holds NaN values"),
     "infinite": (value(BIAS, float("-inf")), "holds infinite values"),
@@ -198,7 +214,7 @@ FOLDERS: dict[str, Case] = {
         tokenizer(lambda d: d["added_tokens"][0].update(content="")),
         "added_tokens",
     ),
-    "deep tokenizer": (raw("tokenizer.json", b"[" * 10**6), "is not valid JSON"),
+    "deep tokenizer": (raw("tokenizer.json", b"[" * 10**5), "is not valid JSON"),
     "tokenizer of another kind": (
         raw("tokenizer.json", b'{"model": {"type": "Unigram"}}'),
         "model.type is 'Unigram'",

@@ -22,6 +22,7 @@ from hostile_zips import (
     overlapping,
     pack,
     put,
+    repacked_lines,
     run_folder,
     special,
     table,
@@ -117,8 +118,12 @@ ZIPS: dict[str, Case] = {
     ),
     "configuration no TOML": (zipped(write("config.toml", b"= = =")), "config.toml"),
     "configuration of another version": (zipped(write("config.toml", b"format = 99")), "format 99"),
+    "metrics of millions of lines": (
+        lambda folder: repacked_lines(folder, 3_000_000),
+        "metrics.jsonl has more than 2,000,000 lines",
+    ),
     "metrics no JSON": (zipped(write("metrics.jsonl", b"{}\nharm\n{}\n")), "metrics.jsonl, line 2"),
-    "metrics deep": (zipped(write("metrics.jsonl", b"[" * 10**6 + b"\n")), "nested too deeply"),
+    "metrics deep": (zipped(write("metrics.jsonl", b"[" * 10**5 + b"\n")), "nested too deeply"),
 }
 
 

@@ -154,6 +154,13 @@ def declared(size: int) -> Make:
     return make
 
 
+def repacked_lines(folder: Path, count: int) -> Path:
+    """A run with so many lines of metrics that reading them would fill the memory."""
+    run = run_folder(folder)
+    (run / "metrics.jsonl").write_bytes(b"{}\n" * count)
+    return file_with(folder, "beer.zip", pack(run))
+
+
 def drop(pattern: str) -> Callable[[dict[str, bytes]], object]:
     def change(files: dict[str, bytes]) -> None:
         for name in [name for name in files if pattern in name]:

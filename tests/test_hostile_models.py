@@ -116,19 +116,19 @@ def cut_short(path: Path, runs: Path, step: int) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int4"])
 def test_a_tinygpt_file_cut_off_anywhere_is_refused(tmp_path, dtype):
     path = tinygpt(tmp_path, dtype=dtype)
-    cut_short(path, tmp_path / "runs", max(1, path.stat().st_size // 300))
+    cut_short(path, tmp_path / "runs", max(1, path.stat().st_size // 80))
 
 
 def test_a_zip_cut_off_anywhere_is_refused(tmp_path):
     path = zipped()(tmp_path)
-    cut_short(path, tmp_path / "runs", path.stat().st_size // 300)
+    cut_short(path, tmp_path / "runs", path.stat().st_size // 80)
 
 
 def test_weights_cut_off_anywhere_are_refused(tmp_path):
     model = model_folder(tmp_path)
     path = model / "model.safetensors"
     content = path.read_bytes()
-    places = [*range(0, len(content), len(content) // 300), *range(len(content) - 64, len(content))]
+    places = [*range(0, len(content), len(content) // 80), *range(len(content) - 64, len(content))]
     for length in places:
         path.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match="is cut off|not JSON|alone should"):

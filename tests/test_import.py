@@ -79,6 +79,18 @@ def test_names_come_from_the_source_and_never_overwrite(tmp_path):
     assert len(list(runs.iterdir())) == 3
 
 
+def test_a_model_in_the_cache_of_the_hub_is_called_by_its_name(tmp_path):
+    model = model_folder(tmp_path)
+    hub = tmp_path / "hub" / "models--openai-community--gpt2"
+    (hub / "snapshots" / "607a30d").mkdir(parents=True)
+    (hub / "blobs").mkdir()
+    for number, path in enumerate(model.iterdir()):
+        path.rename(hub / "blobs" / str(number))
+        (hub / "snapshots" / "607a30d" / path.name).symlink_to(f"../../blobs/{number}")
+    made = import_model(hub / "snapshots" / "607a30d", runs_dir=tmp_path / "runs")
+    assert made.path.name == "gpt2"
+
+
 @pytest.mark.parametrize(
     ("base", "name"),
     [

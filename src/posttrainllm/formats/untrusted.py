@@ -18,7 +18,8 @@ from posttrainllm.storage import show_bytes
 
 DAMAGED = "the file is damaged: take another checkpoint, or copy the folder again"
 
-MAX_JSON_BYTES = 16 * 2**20
+MAX_JSON_BYTES = 8 * 2**20
+MAX_CONTAINERS = 200_000  # lists and objects, which take twenty times their two characters
 
 
 def plain_file(folder: Path, name: str) -> Path:
@@ -77,6 +78,11 @@ def parse_object(content: bytes, source: str) -> dict[str, Any]:
 
     Raises: CheckpointError, naming ``source`` and the place.
     """
+    if content.count(b"[") + content.count(b"{") > MAX_CONTAINERS:
+        raise CheckpointError(
+            f"{source} has more than {MAX_CONTAINERS:,} lists and objects, too many for its kind",
+            DAMAGED,
+        )
     try:
         document = json.loads(
             content.decode("utf-8"),

@@ -31,7 +31,10 @@ ADDED_FILE = "added_tokens.json"
 
 FILES = (TOKENIZER_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE, ADDED_FILE)
 
-MAX_BYTES = 64 * 2**20  # GPT-2's has 2 or 4 MB
+MAX_BYTES = 32 * 2**20  # GPT-2's has 2 or 4 MB
+MAX_CONTAINERS = (
+    1_000_000  # lists and objects, which take twenty times their two characters; a merge is one
+)
 DAMAGED = "the file is damaged: take another checkpoint, or export the model again"
 
 
@@ -122,6 +125,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str, path: Path) -> Any:
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:
+        raise CheckpointError(
+            f"{path} has more than {MAX_CONTAINERS:,} lists and objects, too many for its kind",
+            DAMAGED,
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -48,6 +48,7 @@ UNPACKED = "unpacked"
 
 # What a run's files may have when they come from elsewhere: they are read whole.
 MOST_BYTES = {CONFIG_FILE: 2**20, "metrics.jsonl": 2**28, "samples.jsonl": 2**28}
+MOST_LINES = 2_000_000
 
 # What a .tinygpt header says about training -> our settings; what does not fit them is left out.
 TRAINING = {
@@ -85,7 +86,9 @@ def import_model(
     """
     if not os.path.lexists(source):
         raise CheckpointError(
-            f"{source} does not exist", "give a model folder, a .zip of a run, or a .tinygpt file"
+            f"{source} does not exist",
+            "give a model folder, a .zip or a .tinygpt file; to fetch one: hf download "
+            "openai-community/gpt2 --local-dir gpt2",
         )
     given = None if tokenizer is None else _tokenizer(tokenizer)
     made: list[Imported] = []
@@ -112,13 +115,20 @@ def import_model(
             message = message.replace(str(folder), str(source))
             raise CheckpointError(message, error.hint) from None
 
-    base = source.resolve().name if source.is_dir() else source.name
-    for suffix in (".zip", ".tinygpt"):
-        base = base.removesuffix(suffix)
-    path = stage_run(runs_dir, name, base, say_source)
+    path = stage_run(runs_dir, name, _base(source), say_source)
     imported = made[0]
     inside = path / "checkpoints" / imported.checkpoint.path.name
     return fields(imported, path=path, checkpoint=fields(imported.checkpoint, path=inside))
+
+
+def _base(source: Path) -> str:
+    """What a run is called after: the folder or file, or the model's name in the cache of huggingface_hub."""
+    if not source.is_dir():
+        return source.name.removesuffix(".zip").removesuffix(".tinygpt")
+    folder = source.resolve()
+    if folder.parent.name == "snapshots":  # models--openai-community--gpt2/snapshots/<revision>
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
 
 
 def _tokenizer(place: str) -> Tokenizer:
@@ -188,6 +198,8 @@ def _check_run(folder: Path) -> Imported:
             raise CheckpointError(
                 f"{path} is larger than {show_bytes(most)}, too large for its kind", DAMAGED
             )
+        if path.exists() and _lines(path) > MOST_LINES:
+            raise CheckpointError(f"{path} has more than {MOST_LINES:,} lines", DAMAGED)
     config = run.config()
     if not list_checkpoints(run.checkpoints):
         raise CheckpointError("the run has no checkpoint", "let it train to its first one")
@@ -200,6 +212,11 @@ def _check_run(folder: Path) -> Imported:
             "the run is damaged: take it again from where it came",
         )
     return imported
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(piece.count(b"\n") for piece in iter(lambda: stream.read(2**20), b""))
 
 
 def _read_back(folder: Path, kind: str) -> Imported:
