@@ -6,6 +6,8 @@ import type { ProgramSet } from "../runtime/program.ts";
 import type { Settings, Tables } from "../runtime/tables.ts";
 import { describeAdapter, nameOf } from "../runtime/webgpu_adapter.ts";
 import { openWasm } from "../runtime/wasm.ts";
+import type { WasmEngine } from "../runtime/wasm.ts";
+import { kept } from "./kept.ts";
 import type { EngineChoice } from "./protocol.ts";
 import { Refused } from "./refusal.ts";
 
@@ -23,8 +25,8 @@ export interface Place {
   readonly notice: (message: string) => void;
 }
 
-/** WebGPU on a real GPU goes before WebAssembly. Throws Refused when webgpu was asked for and is not there. */
-export async function chooseEngine(wanted: EngineChoice): Promise<Choice> {
+/** WebGPU on a real GPU that computes right goes before WebAssembly. Throws Refused when webgpu was asked for and is not there. */
+export async function chooseEngine(place: Pick<Place, "host" | "tables">, wanted: EngineChoice): Promise<Choice> {
   if (wanted === "wasm") return { engine: "wasm", reason: "you chose it", adapter: null };
   const report = await describeAdapter();
   const adapter = report.usable ? nameOf(report) : null;
@@ -34,7 +36,20 @@ export async function chooseEngine(wanted: EngineChoice): Promise<Choice> {
   }
   if (!report.usable) return { engine: "wasm", reason: report.reason.replace(/[:;,] (or )?use WebAssembly$/, ""), adapter };
   if (report.software) return { engine: "wasm", reason: `WebGPU has no GPU here, only a program on the processor (${adapter})`, adapter };
+  const wrong = await wrongNumbers(place);
+  if (wrong !== null) return { engine: "wasm", reason: wrong, adapter };
   return { engine: "webgpu", reason: `this device has a GPU: ${adapter}`, adapter };
+}
+
+/** What a GPU computes wrong, tried at its first use; null when its numbers are those of WebAssembly. */
+async function wrongNumbers({ host, tables }: Pick<Place, "host" | "tables">): Promise<string | null> {
+  const { checkAdapter } = await import("../runtime/webgpu_check.ts");
+  try {
+    await checkAdapter(tables, { host, storage: kept });
+    return null;
+  } catch (error) {
+    return error instanceof Error ? error.message : String(error);
+  }
 }
 
 /** An engine for training. */
@@ -57,6 +72,11 @@ export async function openWriting(place: Place, settings: Settings): Promise<Eng
     Object.fromEntries(Object.entries(all).filter(([name]) => name === "prefill" || name === "decode"));
   const set: ProgramSet = { programs: only(programs), dims: only(dims) };
   return openWasm({ host: place.host, tables: place.tables, set, threads: 1, notice: place.notice });
+}
+
+/** An engine for looking inside. */
+export async function openInspection(place: Place, settings: Settings): Promise<WasmEngine> {
+  return openWasm({ host: place.host, tables: place.tables, set: programSet(place.tables, settings, "inspection"), threads: 1, notice: place.notice });
 }
 
 export const tokensPerStep = (settings: Settings): number =>

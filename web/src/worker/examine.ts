@@ -32,7 +32,7 @@ export async function examine(
   if (wrong !== undefined) throw new Refused(wrong.message, wrong.hint);
   const corpus = await library.corpus(source, settings);
   checkLength(corpus, number(settings, "model.n_ctx"), number(settings, "data.val_fraction"));
-  const choice = await chooseEngine(engine);
+  const choice = await chooseEngine({ host: library.host, tables }, engine);
   const plan = new Plan(tables, programSet(tables, settings, "training"));
   const parameters = [...plan.layout.values()].reduce((sum, { place }) => sum + product(place.shape), 0);
   const bytes = [...plan.regions.values()].reduce((sum, region) => sum + 4 * region.elements, 0);
@@ -79,7 +79,7 @@ function checkRoom(tables: Tables, parameters: number, bytes: number, choice: Ch
 /** Times the gradients of a small preset; they change nothing. */
 export async function probe(library: Library, notice: (message: string) => void): Promise<Speed> {
   const tables = await library.tables();
-  const choice = await chooseEngine("auto");
+  const choice = await chooseEngine({ host: library.host, tables }, "auto");
   const { preset, least_ms: least } = siteOf(tables).probe[choice.engine];
   const settings = settingsOf(tables, preset, {});
   const engine = await openTraining({ host: library.host, tables, notice }, settings, choice, number(settings, "engine.threads"), () => {});

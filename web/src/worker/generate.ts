@@ -34,6 +34,15 @@ export async function* writeTokens(engine: Engine, site: Site, how: Writing): As
   }
 }
 
+/** Where the window begins that the token after `count` others was chosen from, of which `prompt` were given. */
+export function windowStart(site: Site, context: number, prompt: number, count: number): number {
+  let start = Math.max(0, prompt - context);
+  for (let end = prompt; end < count; end++) {
+    if (end - start >= context) start = end + 1 - Math.max(1, Math.floor(context / site.kept_divisor));
+  }
+  return start;
+}
+
 /** The likeliest tokens among those that were chosen from; at temperature 0, as the model itself sees them. */
 function likeliest(
   engine: Engine, logits: Float32Array, how: Writing, position: number, chosen: { token: number; probability: number },

@@ -106,11 +106,13 @@ export interface WrittenToken {
   readonly candidates: readonly (readonly [token: number, probability: number])[];
 }
 
-/** What one head looked at from every token of a window: `weights` (time, time), a row for each token. */
+/** What the heads of a layer looked at when they chose what comes after a window. */
 export interface Attention {
-  readonly layers: number;
+  readonly layer: number;
   readonly heads: number;
-  readonly time: number;
+  /** Where the window begins, in tokens of the whole text. */
+  readonly first: number;
+  /** (heads, time): the sum of each row is 1. */
   readonly weights: Float32Array;
 }
 
@@ -118,7 +120,7 @@ export type ToWorker =
   | { readonly kind: "hello"; readonly data: string; readonly lock: string | null }
   | { readonly kind: "write"; readonly id: number; readonly model: ModelSource; readonly prompt: string; readonly sampling: SamplingChoice; readonly seed: number; readonly tokens: number; readonly stop: readonly string[] }
   | { readonly kind: "stop-writing" }
-  | { readonly kind: "attend"; readonly id: number; readonly model: ModelSource; readonly window: readonly number[]; readonly layer: number; readonly head: number }
+  | { readonly kind: "attend"; readonly id: number; readonly model: ModelSource; readonly tokens: readonly number[]; readonly prompt: number; readonly layer: number }
   | { readonly kind: "probe" }
   | { readonly kind: "examine"; readonly id: number; readonly settings: Settings; readonly text: TextSource; readonly engine: EngineChoice }
   | { readonly kind: "train"; readonly settings: Settings; readonly text: TextSource; readonly engine: EngineChoice; readonly place: StorePlace }

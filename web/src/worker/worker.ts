@@ -29,6 +29,8 @@ async function perform(message: ToWorker): Promise<void> {
       return post({ kind: "ready" });
     case "write":
       return writer.write(message);
+    case "attend":
+      return writer.attend(message);
     case "stop-writing":
       return writer.stop();
     case "probe":
@@ -49,8 +51,6 @@ async function perform(message: ToWorker): Promise<void> {
       return job?.stop();
     case "more":
       return job?.more(message.steps);
-    case "attend":
-      return;
     default:
       return message satisfies never;
   }

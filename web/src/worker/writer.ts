@@ -3,8 +3,9 @@ import type { Engine, Tensors } from "../runtime/engine.ts";
 import { number } from "../runtime/program.ts";
 import type { Settings } from "../runtime/tables.ts";
 import { Breathing } from "./breath.ts";
-import { openWriting } from "./engines.ts";
-import { encode, writeTokens } from "./generate.ts";
+import type { WasmEngine } from "../runtime/wasm.ts";
+import { openInspection, openWriting } from "./engines.ts";
+import { encode, windowStart, writeTokens } from "./generate.ts";
 import type { Library } from "./library.ts";
 import type { FromWorker, ModelSource, ToWorker, WrittenToken } from "./protocol.ts";
 import { modelSettings, readQuantised } from "./quantised.ts";
@@ -26,6 +27,7 @@ export class Writer {
   readonly #library: Library;
   readonly #post: (message: FromWorker) => void;
   #open: Promise<Open> | null = null;
+  #inside: { readonly key: string; readonly engine: WasmEngine } | null = null;
   #key = "";
   #turn = 0;
 
@@ -87,6 +89,29 @@ export class Writer {
     }
     send();
     this.#post({ kind: "write-ended", id: asked.id, why });
+  }
+
+  /** What the heads of a layer looked at before they chose the token behind `tokens`. */
+  async attend(asked: Extract<ToWorker, { kind: "attend" }>): Promise<void> {
+    const { settings, params, key } = await this.#model(asked.model);
+    if (this.#inside?.key !== key) {
+      await this.#inside?.engine.close();
+      const tables = await this.#library.tables();
+      const engine = await openInspection({ host: this.#library.host, tables, notice: () => {} }, settings);
+      await engine.load(params);
+      this.#inside = { key, engine };
+    }
+    const context = number(settings, "model.n_ctx");
+    const first = windowStart(await this.#library.site(), context, asked.prompt, asked.tokens.length);
+    const window = Int32Array.from(asked.tokens.slice(first));
+    const all = await this.#inside.engine.attention(window, asked.layer);
+    const [time, heads] = [window.length, number(settings, "model.n_head")];
+    const weights = new Float32Array(heads * time);
+    for (let head = 0; head < heads; head++) {
+      const last = (head * time + time - 1) * time;
+      weights.set(all.subarray(last, last + time), head * time);
+    }
+    this.#post({ kind: "attention", id: asked.id, attention: { layer: asked.layer, heads, first, weights } });
   }
 
   async #model(source: ModelSource): Promise<Open> {

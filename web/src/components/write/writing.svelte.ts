@@ -1,5 +1,5 @@
 // writing.svelte.ts: the text that a model writes for this page, and the worker that writes it.
-import type { FromWorker, ModelSource, SamplingChoice, WrittenToken } from "../../worker/protocol.ts";
+import type { Attention, FromWorker, ModelSource, SamplingChoice, WrittenToken } from "../../worker/protocol.ts";
 import { Desk } from "../site/desk.ts";
 import { LetterMaker } from "./letters.ts";
 import type { Letter } from "./letters.ts";
@@ -28,11 +28,15 @@ export class Writing {
   firstMs = $state(0);
   perSecond = $state(0);
   problem = $state.raw<{ message: string; hint: string } | null>(null);
+  attention = $state.raw<Attention | null>(null);
   wish: Wish | null = null;
   #desk: Desk | null = null;
   #id = 0;
   #maker = new LetterMaker();
   #all: Letter[] = [];
+  #tokens: number[] = [];
+  #prompt = 0;
+  #asked = 0;
   #frame = 0;
   #last = 0;
   #due = 0;
@@ -40,7 +44,10 @@ export class Writing {
   write(wish: Wish): void {
     this.wish = wish;
     this.#maker = new LetterMaker();
-    this.#all = Array.from(new TextEncoder().encode(wish.prompt)).flatMap((token) => this.#maker.push(token, null));
+    this.#tokens = Array.from(new TextEncoder().encode(wish.prompt));
+    this.#prompt = this.#tokens.length;
+    this.attention = null;
+    this.#all = this.#tokens.flatMap((token) => this.#maker.push(token, null));
     this.letters = [...this.#all];
     this.shown = this.#all.length;
     this.#due = this.shown;
@@ -63,6 +70,17 @@ export class Writing {
     this.#frame = 0;
   }
 
+  /** Asks what the heads of a layer looked at before a letter. */
+  attend(letter: Letter, layer: number): void {
+    if (this.wish === null || letter.at === 0) {
+      this.attention = null;
+      return;
+    }
+    const tokens = this.#tokens.slice(0, letter.at);
+    const prompt = Math.min(this.#prompt, letter.at);
+    this.#start().post({ kind: "attend", id: ++this.#asked, model: plain(this.wish).model, tokens, prompt, layer });
+  }
+
   get text(): string {
     return this.letters.slice(0, this.shown).map((letter) => letter.text).join("");
   }
@@ -80,6 +98,10 @@ export class Writing {
   }
 
   #told(message: FromWorker): void {
+    if (message.kind === "attention") {
+      if (message.id === this.#asked) this.attention = message.attention;
+      return;
+    }
     if ("id" in message && message.id !== this.#id) return;
     if (message.kind === "model") this.about = message;
     else if (message.kind === "written") this.#written(message.tokens, message.firstMs, message.perSecond);
@@ -91,7 +113,10 @@ export class Writing {
   }
 
   #written(tokens: readonly WrittenToken[], firstMs: number, perSecond: number): void {
-    for (const token of tokens) this.#all.push(...this.#maker.push(token.token, token));
+    for (const token of tokens) {
+      this.#tokens.push(token.token);
+      this.#all.push(...this.#maker.push(token.token, token));
+    }
     this.letters = [...this.#all];
     [this.firstMs, this.perSecond] = [firstMs, perSecond];
     if (matchMedia("(prefers-reduced-motion: reduce)").matches || document.hidden) this.#show(this.#all.length);
