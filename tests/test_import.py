@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,34 @@ def test_training_starts_from_an_imported_bpe_model_and_is_resumed(imported, tmp
     assert 0 < moved < 0.1
     assert cli("train", "--resume=tuned", "--steps=6", "--quiet", *runs).code == 0
     assert read_checkpoint(imported / "tuned").state.step == 6
+
+
+def test_a_new_model_is_trained_on_a_tokenizer_of_a_folder_and_resumed_without_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, text, runs = tmp_path / "bpe", write_text(tmp_path), ["--runs-dir", tmp_path / "runs"]
+    folder.mkdir()
+    write_bpe(folder, 300)
+    as_pair(folder)
+    sizes = ["--preset=tiny", "--n-ctx=16", "--name=new"]
+    result = cli("train", text, f"--tokenizer={folder}", *sizes, *SMALL, *QUICK, *runs)
+    assert result.code == 0, result.err
+    assert read_checkpoint(tmp_path / "runs" / "new").config.n_vocab == 300
+    shutil.rmtree(folder)  # the checkpoint has its own copy
+    assert cli("train", "--resume=new", "--steps=6", "--quiet", *runs).code == 0
+    check_error(cli("train", text, f"--tokenizer={folder}", *SMALL, *runs), "has no tokenizer.json")
+
+
+def test_a_tokenizer_and_a_vocabulary_that_do_not_fit_are_refused(imported, tmp_path):
+    write_bpe(tmp_path, 300)
+    text = write_text(tmp_path)
+    for given, words in (
+        (["--set=model.n_vocab=290"], "vocabulary ends at 289"),
+        (["--from=gpt"], "has a tokenizer of its own"),
+    ):
+        where = [f"--tokenizer={tmp_path}", "--runs-dir", imported]
+        check_error(cli("train", text, *where, *SMALL, *given), words)
 
 
 def test_an_imported_run_may_change_everything_but_its_shape_until_it_is_trained(tmp_path):

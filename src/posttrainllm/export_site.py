@@ -48,6 +48,7 @@ FRONT: Final = ("tiny", "small", "medium", "large", "huge")
 
 HIDDEN: Final = (
     "data.corpus",  # the page has a place of its own for the text
+    "data.tokenizer",
     "model.n_vocab",  # bytes
     "model.dropout",  # torch's alone
     "optimizer.kind",  # muon is torch's alone
@@ -94,6 +95,13 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
         "key": "model.n_vocab",
         "value": 256,
         "message": "model.n_vocab is {model.n_vocab}, but a tab reads text as bytes, 256 of them",
+        "hint": "leave it out, or train in a terminal",
+    },
+    {
+        "kind": "only",
+        "key": "data.tokenizer",
+        "value": "",
+        "message": "a tab reads text as bytes, and data.tokenizer is {data.tokenizer}",
         "hint": "leave it out, or train in a terminal",
     },
     {

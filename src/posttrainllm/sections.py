@@ -105,6 +105,11 @@ class DataConfig(Section):
     )
     batch_size: int = Field(ge=1, le=1_048_576, description="windows a micro-batch")
     accumulation: int = Field(default=1, ge=1, le=1_048_576, description="micro-batches a step")
+    tokenizer: str = Field(
+        default="",
+        max_length=4096,
+        description="folder with the BPE tokenizer that a new model reads its text with; empty is bytes",
+    )
 
     @field_validator("corpus", mode="before")
     @classmethod

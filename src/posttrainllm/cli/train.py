@@ -36,6 +36,14 @@ def train(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Read the text with this folder's BPE tokenizer, not as bytes.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps.", rich_help_panel=MODEL)
     ] = None,
@@ -139,6 +147,7 @@ def train(
         "data.corpus": corpus or None,
         "training.steps": steps,
         "training.start_from": start_from,
+        "data.tokenizer": tokenizer,
         "data.batch_size": batch_size,
         "model.n_ctx": n_ctx,
         "schedule.learning_rate": learning_rate,

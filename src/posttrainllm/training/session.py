@@ -179,11 +179,16 @@ def _start(config: TrainConfig, runs_dir: Path) -> tuple[Mapping[str, F32] | Non
     Raises: CheckpointError; ConfigError when the model that is wanted has other tokens than its text is read as.
     """
     found = starting_model(config, runs_dir)
-    tokenizer = found.tokenizer if found else ByteTokenizer()
+    if found is not None:
+        tokenizer = found.tokenizer
+    elif config.data.tokenizer:
+        tokenizer = folder_tokenizer(Path(config.data.tokenizer), config.model.n_vocab)
+    else:
+        tokenizer = ByteTokenizer()
     if config.model.n_vocab != tokenizer.n_vocab:
         raise ConfigError(
             f"model.n_vocab is {config.model.n_vocab:,}, but text is read as {tokenizer.n_vocab:,} tokens",
-            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; another vocabulary comes with a model: --from MODEL",
+            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; another vocabulary comes with --tokenizer FOLDER or --from MODEL",
         )
     return found.checkpoint.params if found else None, tokenizer
 

@@ -20,6 +20,7 @@ from posttrainllm.config import (
     replace,
 )
 from posttrainllm.errors import ConfigError
+from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.models import Found, find_model
 
 GENTLER = 0.1
@@ -34,17 +35,24 @@ def load_settings(
     *,
     runs_dir: Path,
 ) -> TrainConfig:
-    """``config.load_config``, and what follows from the model that training starts from, if one is named.
+    """``config.load_config``, and what follows from the model that training starts from, or from a tokenizer, if one is named.
 
     The model's shape is that model's, whatever the preset; the preset is the nearest in size, and the learning rate a tenth of the
     preset's, where these are not given. The context alone may be shorter: the positions beyond it are then left out.
+    With a tokenizer and no model, the vocabulary is the tokenizer's unless it is given.
 
     Raises: ConfigError, also for a size that was given and is not the model's; CheckpointError when there is no such model.
     """
     overrides = list(overrides)
     config = load_config(preset, file, overrides, flags)
     if not config.training.start_from:
-        return config
+        return _with_vocabulary(config, given_settings(file, overrides, flags))
+    if config.data.tokenizer:
+        raise ConfigError(
+            f"{config.training.start_from} has a tokenizer of its own, and data.tokenizer is "
+            f"{config.data.tokenizer}",
+            "leave out one of --from and --tokenizer",
+        )
     found = find_model(config.training.start_from, runs_dir)
     model = found.checkpoint.config
     given = given_settings(file, overrides, flags)
@@ -63,6 +71,17 @@ def load_settings(
     changes: dict[str, object] = {**sizes, "training.start_from": found.name}
     if "schedule.learning_rate" not in given:
         changes["schedule.learning_rate"] = GENTLER * config.schedule.learning_rate
+    return replace(config, changes)
+
+
+def _with_vocabulary(config: TrainConfig, given: Mapping[str, object]) -> TrainConfig:
+    """A new model's configuration with the vocabulary of its tokenizer, whose folder is named from the root on."""
+    if not config.data.tokenizer:
+        return config
+    folder = Path(config.data.tokenizer).resolve()
+    changes: dict[str, object] = {"data.tokenizer": str(folder)}
+    if "model.n_vocab" not in given:
+        changes["model.n_vocab"] = load_tokenizer(folder).n_vocab
     return replace(config, changes)
 
 
