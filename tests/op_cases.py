@@ -47,6 +47,10 @@ PRODUCTS = [
     (97, 101, 103), (7, 257, 3), (130, 100, 36), (1, 96, 256), (257, 5, 49), (4, 384, 130),
     (33, 300, 2100), (33, 1100, 700), (9, 530, 2077),  # beyond what is packed at a time, in columns, rows, both
 ]  # fmt: skip
+INT8 = [
+    # rows, the side that is no words, words of the other
+    (1, 1, 1), (1, 7, 2), (2, 3, 5), (3, 96, 72), (4, 33, 17), (5, 64, 16), (1, 256, 192), (1, 768, 64), (7, 301, 100), (1, 1024, 257),
+]  # fmt: skip
 ATTENTIONS = [
     # B, T, C, H
     (1, 1, 1, 1), (1, 1, 8, 2), (2, 2, 3, 1), (3, 7, 6, 2), (1, 7, 35, 5), (2, 33, 32, 2), (1, 33, 17, 1), (1, 64, 48, 3),
@@ -214,11 +218,25 @@ def fused() -> Iterator[Case]:
         yield Case("layernorm_backward", {"N": rows, "C": width})
 
 
+def int8() -> Iterator[Case]:
+    """Rows of whole words: of the outputs as they are, of the inputs transposed."""
+    for rows, inputs, words in INT8:
+        for transposed in (0.0, 1.0):
+            sizes = {"N": rows, "I": inputs, "O": 4 * words, "Q": words}
+            if transposed:
+                sizes["I"], sizes["O"] = sizes["O"], sizes["I"]
+            yield Case("int8_forward", sizes, {"transposed": transposed})
+            yield Case("int8_forward", sizes, {"transposed": transposed}, without=("bias",))
+    for kind in ("positive", "ends"):
+        sizes = {"N": 1, "I": 5120, "O": 64, "Q": 16}
+        yield Case("int8_forward", sizes, kind=kind)
+
+
 def any_sizes() -> Iterator[Case]:
     """A few cases of every op with random sizes, to be wrong in ways that nobody thought of."""
     random = np.random.default_rng(5)
     for op, row in OPS.items():
-        for _ in range(6):
+        for _ in range(6 if op != "int8_forward" else 0):  # its sizes depend on each other
             sizes = {letter: int(random.integers(1, 90)) for letter in row.sizes}
             attrs = {**(EPS if "eps" in row.attrs else {}), **(ADAMW if op == "adamw_step" else {})}
             heads = int(random.integers(1, 6))
@@ -249,6 +267,7 @@ FAMILIES = (
     small_ops,
     optimizer,
     fused,
+    int8,
     any_sizes,
 )
 CASES = {str(case): case for family in FAMILIES for case in family()}

@@ -234,6 +234,16 @@ def _gather(case: Case, random: np.random.Generator, found: Operands) -> None:
     found["rows"] = random.integers(0, case.sizes["N"], case.sizes["B"], dtype=np.int32)
 
 
+def _int8(case: Case, random: np.random.Generator, found: Operands) -> None:
+    rows, words = shape_of(case, "weight")
+    values = random.integers(-127, 128, (rows, 4 * words)).astype(np.int8)
+    if case.kind == "positive":
+        values = np.abs(values)
+    elif case.kind == "ends":  # also the one value that rounding never writes
+        values = random.choice(np.array([-128, -127, 0, 127], np.int8), values.shape)
+    found["weight"] = values.view("<i4").astype(np.int32)
+
+
 def _cross_entropy(case: Case, random: np.random.Generator, found: Operands) -> None:
     logits = _present(found, "logits")
     logits *= {"large": 1e4, "equal": 0.0}.get(case.kind, 3.0)
@@ -292,4 +302,5 @@ _FILL: dict[str, Callable[[Case, np.random.Generator, Operands], None]] = {
     "adamw_step": _adamw,
     "gelu_linear_backward_input": _gelu,
     "layernorm_backward": _layernorm,
+    "int8_forward": _int8,
 }

@@ -138,6 +138,15 @@ def _gelu_linear_backward_input(
     }
 
 
+def _int8_forward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[str, Array]:
+    o = _float64(given)
+    weight = given["weight"]
+    assert weight is not None
+    q = np.abs(np.ascontiguousarray(weight, "<i4").view(np.int8).astype(np.float64))
+    product = np.abs(o["x"]) @ (q.T if case.attrs.get("transposed") else q)
+    return {"out": product * np.abs(o["scale"]) + np.abs(o.get("bias", np.zeros(1)))}
+
+
 def _layernorm_backward(case: Case, given: Operands, ref: dict[str, Array]) -> dict[str, Array]:
     dx = _layernorm_backward_input(case, {**given, "dx": np.zeros(1)}, ref)["dx"]
     old = np.abs(_float64(given)["dx"])
@@ -267,6 +276,7 @@ LIMITS: dict[str, Limit] = {
     ),
     "linear_backward_weight_bias": Limit(16, 32, _absolute, _SUM),
     "layernorm_backward": Limit(8, 32, _layernorm_backward, "as the two ops it joins"),
+    "int8_forward": Limit(16, 32, _int8_forward, _SUM),
 }
 
 

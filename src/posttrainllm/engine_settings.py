@@ -37,6 +37,11 @@ class EngineConfig(Section):
         default=True,
         description="run programs with the fused ops that the engine has; false runs them as written",
     )
+    weights: Literal["float32", "int8"] = Field(
+        default="float32",
+        description="what writing reads token by token: int8 is rounded and a quarter of the "
+        "bytes; engines cpp, wasm and numpy",
+    )
     adapter: str = Field(
         default="",
         max_length=200,
@@ -72,6 +77,11 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
         raise ConfigError(
             f"engine {engine.name} has no float16, and engine.precision asks for it",
             "use bf16 with --engine torch, or --engine webgpu",
+        )
+    if engine.weights == "int8" and engine.name in ("torch", "webgpu"):
+        raise ConfigError(
+            f"engine {engine.name} has no int8 weights, and engine.weights asks for them",
+            "use --engine cpp, wasm or numpy, or leave engine.weights out",
         )
     if engine.name == "torch":
         return

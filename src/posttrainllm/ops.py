@@ -375,6 +375,19 @@ _FUSED = (
         ("N", "C"),
         _ACCUMULATE,
     ),
+    # out = scale * (x q) + bias, with q int8, four to a word: decoding from weights a quarter as large (int8.py puts it in)
+    Op(
+        "int8_forward",
+        (_out("out", "N", "O"),),
+        (
+            _in("x", "N", "I"),
+            Operand("weight", ("I", "Q"), transposed=("O", "Q"), dtype="i32"),
+            _in("scale", "O"),
+            _in("bias", "O", optional=True),
+        ),
+        ("N", "I", "O"),
+        {"transposed": 0.0},
+    ),
 )
 
 #: The table by name. An op's number in the C++ call table is its place in this order.

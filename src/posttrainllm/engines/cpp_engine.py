@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.engines.base import Array, ProgramEngine
+from posttrainllm.engines.base import Array, ProgramEngine, Tensors
+from posttrainllm.engines.int8_weights import write_int8
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import available_builds, build_id, library_path
 from posttrainllm.machine import available_threads, instruction_sets
@@ -160,6 +161,11 @@ class CppEngine(ProgramEngine):
         start = self._base[place.region] + 4 * place.offset
         dtype = np.float32 if self.plan.regions[place.region].dtype == "f32" else np.int32
         return self._memory[start : start + 4 * place.elements].view(dtype).reshape(place.shape)
+
+    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
+        """See ``Engine.load``; int8 copies of weights are made here."""
+        super().load(params, m, v)
+        write_int8(self, params)
 
     def write(self, place: Place, values: Array) -> None:
         """See ``ProgramEngine.write``."""

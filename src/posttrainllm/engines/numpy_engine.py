@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrainllm.engines.base import Array, ProgramEngine
+from posttrainllm.engines.base import Array, ProgramEngine, Tensors
+from posttrainllm.engines.int8_weights import write_int8
 from posttrainllm.engines.numpy_ops import NUMPY_OPS
 from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall, Place
@@ -73,6 +74,11 @@ class NumpyEngine(ProgramEngine):
         """The place itself, not a copy."""
         flat = self._memory[place.region][place.offset : place.offset + place.elements]
         return flat.reshape(place.shape)
+
+    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
+        """See ``Engine.load``; int8 copies of weights are made here."""
+        super().load(params, m, v)
+        write_int8(self, params)
 
     def write(self, place: Place, values: Array) -> None:
         """See ``ProgramEngine.write``."""

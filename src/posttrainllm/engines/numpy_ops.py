@@ -124,6 +124,17 @@ def linear_forward(
         out += bias
 
 
+def int8_forward(
+    out: Array, x: Array, weight: Array, scale: Array, bias: Array | None, *, transposed: float
+) -> None:
+    """out = scale * (x q) + bias; weight holds int8 q (I, O), or (O, I) with ``transposed``, four to a word, the first one lowest."""
+    q = np.ascontiguousarray(weight, "<i4").view(np.int8).astype(x.dtype)
+    linear_forward(out, x, q, None, transposed=transposed)
+    out *= scale
+    if bias is not None:
+        out += bias
+
+
 def linear_backward_input(
     dx: Array, dout: Array, weight: Array, *, transposed: float, accumulate: float
 ) -> None:
@@ -350,5 +361,6 @@ NUMPY_OPS: dict[str, Callable[..., None]] = {
         gelu_linear_backward_input,
         linear_backward_weight_bias,
         layernorm_backward,
+        int8_forward,
     )
 }

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.engines.base import Array, ProgramEngine, TooLarge
+from posttrainllm.engines.base import Array, ProgramEngine, Tensors, TooLarge
 from posttrainllm.engines.cpp_engine import CppEngine, call_table
+from posttrainllm.engines.int8_weights import write_int8
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGE, PAGES, WASM
@@ -190,6 +191,11 @@ class WasmEngine(ProgramEngine):
         dtype = np.float32 if self.plan.regions[place.region].dtype == "f32" else np.int32
         raw = self._instance.memory[start : start + 4 * place.elements]
         return raw.view(dtype).reshape(place.shape)
+
+    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
+        """See ``Engine.load``; int8 copies of weights are made here."""
+        super().load(params, m, v)
+        write_int8(self, params)
 
     def write(self, place: Place, values: Array) -> None:
         """See ``ProgramEngine.write``."""

@@ -32,12 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from posttrainllm.config import GPTConfig
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.huggingface import (
-    HEAD,
     config_document,
     parameter_shapes,
     parse_config,
@@ -50,17 +48,12 @@ from posttrainllm.formats.tensor_file import (
     write_tensors,
 )
 from posttrainllm.formats.untrusted import DAMAGED, parse_object, reason
+from posttrainllm.rounding import Bytes, dequantise, quantise, shared_axis
 from posttrainllm.settings import show
 from posttrainllm.storage import FileHash
 
 FORMAT = 1
 SCALE = ".scale"
-LEVELS = 127  # the largest magnitude of an int8; -128 is left out, so that both signs reach as far
-
-TABLES = ("wte.weight", "wpe.weight", HEAD)
-"""Matrices whose rows are the outputs: looked up, or multiplied from the right."""
-
-Bytes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -70,34 +63,6 @@ class Quantised:
     config: GPTConfig
     params: dict[str, Floats]
     tokenizer: str
-
-
-def shared_axis(name: str) -> int:
-    """Return the dimension that one scale covers: the inputs of the product, or the columns of a table."""
-    return 1 if name in TABLES else 0
-
-
-def quantise(weights: Floats, axis: int) -> tuple[Bytes, Floats]:
-    """Round a matrix to int8, with one scale for everything along ``axis``.
-
-    The largest magnitude becomes 127; halves are rounded to the even neighbour. The error of a
-    weight is at most half a scale, 1/254 of the largest magnitude beside it.
-
-    Shapes: weights (n, m); returned int8 (n, m) and scale, (1, m) for axis 0 and (n, 1) for axis 1.
-    """
-    scale = (np.abs(weights).max(axis=axis, keepdims=True) / np.float32(LEVELS)).astype(np.float32)
-    steps = weights / np.where(scale > 0, scale, np.float32(1))
-    return np.clip(np.rint(steps), -LEVELS, LEVELS).astype(np.int8), scale
-
-
-def dequantise(values: Bytes, scale: Floats) -> Floats:
-    """Widen int8 to float32: the product of two float32 numbers, rounded once.
-
-    Shapes: values (n, m), scale (1, m) or (n, 1); returned (n, m).
-    """
-    with np.errstate(over="ignore"):  # a scale that is too large is refused by whoever read it
-        widened: Floats = values.astype(np.float32) * scale
-    return widened
 
 
 def rounded(config: GPTConfig, params: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -32,6 +32,7 @@ from posttrainllm.engines.base import (
 from posttrainllm.engines.native_control import initial_values
 from posttrainllm.errors import EngineError
 from posttrainllm.fuse import fuse
+from posttrainllm.int8 import can_round, int8_dims, int8_program
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Program
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
 
 BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
+HAVE_INT8 = ("cpp", "numpy", "wasm")
+"""Engines that can write from int8 weights."""
 
 
 def training_engine(
@@ -98,6 +101,9 @@ def inference_engine(
         kind: Any = "float64" if dtype is np.float64 else "float32"
         return TorchEngine(config, dtype=kind, training=False)
     programs, dims = inference_programs(model, batch, logits=logits)
+    if engine.weights == "int8" and name in HAVE_INT8 and can_round(dims["decode"]):
+        programs["decode"] = int8_program(programs["decode"])
+        dims["decode"] = int8_dims(dims["decode"])
     return _program_engine(name, engine, programs, dims, dtype)
 
 

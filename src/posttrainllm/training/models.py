@@ -38,7 +38,7 @@ from posttrainllm.storage import default_cache_dir
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
-from posttrainllm.training.engine_choice import inference_engine
+from posttrainllm.training.engine_choice import HAVE_INT8, inference_engine, resolve
 from posttrainllm.training.evaluate import Evaluation, evaluate
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.streams import Piece, write_texts
@@ -165,7 +165,12 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Iterator[Piece]:
-        """Continue prompts side by side, each with its seed; at most ``batch`` of them. Raises: ConfigError."""
+        """Continue prompts side by side, each with its seed; at most ``batch`` of them. Raises: ConfigError.
+
+        A text also ends where the model says so, if its vocabulary has a token for that.
+        """
+        end = self.tokenizer.end
+        done = () if end is None else (self.tokenizer.decode([end]),)
         for seed in seeds:
             replace(load_config(), {"training.seed": seed})  # one range for every seed
         return write_texts(
@@ -176,7 +181,7 @@ class Model:
             sampling or self.sampling,
             seeds=seeds,
             max_tokens=max_tokens,
-            stop=stop,
+            stop=(*stop, *done),
         )
 
     def generate(self, prompt: str, **options: Any) -> str:
@@ -191,6 +196,7 @@ class Found:
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     card: Card | None = None
+    int8: bool = False  # the weights were rounded, so that reading them as int8 changes nothing
 
     @property
     def name(self) -> str:
@@ -236,7 +242,7 @@ def _quantised(model: Quantised, path: Path, card: Card | None = None) -> Found:
             "only models of bytes are read from one file",
         )
     checkpoint = Checkpoint(path, model.config, model.params, None, None, None)
-    return Found(checkpoint, tokenizer, card)
+    return Found(checkpoint, tokenizer, card, int8=True)
 
 
 def open_model(
@@ -244,6 +250,7 @@ def open_model(
 ) -> Model:
     """Load a model that ``find_model`` knows, on the engine it was trained on unless another is given.
 
+    A model that was stored as int8 writes from int8 weights where the engine can, unless ``engine`` says otherwise.
     ``batch`` None plans for as many rows at a time as it was trained with.
 
     Raises: CheckpointError, EngineError.
@@ -253,6 +260,8 @@ def open_model(
     config = None if checkpoint.state is None else checkpoint.state.config
     if engine is None:
         engine = EngineConfig() if config is None else EngineConfig(name=config.engine.name)
+    if found.int8 and "weights" not in engine.model_fields_set and resolve(engine) in HAVE_INT8:
+        engine = engine.model_copy(update={"weights": "int8"})
     if batch is None:
         batch = GALLERY_BATCH if config is None else config.data.batch_size
     loaded = inference_engine(checkpoint.config, engine, batch=batch)

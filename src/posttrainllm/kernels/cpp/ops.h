@@ -81,6 +81,9 @@ void linear_residual_forward(float* out, const float* residual, const float* x, 
 void gelu_linear_backward_input(float* dfc, float* act, const float* dout, const float* weight,
                                 const float* fc, i64 N, i64 I, i64 O, i32 erf, const Work& work);
 
+void int8_forward(float* out, const float* x, const i32* weight, const float* scale,
+                  const float* bias, i64 N, i64 I, i64 O, i32 transposed, const Work& work);
+
 }  // extern "C"
 #pragma GCC visibility pop
 

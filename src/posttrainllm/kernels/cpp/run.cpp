@@ -185,6 +185,12 @@ constexpr Row TABLE[] = {
                           a.n(0), a.n(1), a.flag(0), a.work);
      },
      [](const i64* n, const double*) { return layernorm_backward_weight_workspace(n[0], n[1]); }},
+    {"int8_forward", 5, 4, 3, -1, false,
+     [](const Args& a) {
+       int8_forward(a.f(0), a.f(1), a.ids(2), a.f(3), a.f(4), a.n(0), a.n(1), a.n(2), a.flag(0),
+                    a.work);
+     },
+     nothing},
 };
 
 constexpr u32 COUNT = sizeof(TABLE) / sizeof(TABLE[0]);
@@ -221,6 +227,8 @@ bool valid(const Call& call) {
       return heads_fit(call.size[2], call.size[3]);
     case op_number("attention_decode"):
       return heads_fit(call.size[2], i64(call.attr[0]));
+    case op_number("int8_forward"):  // rows of whole words
+      return call.size[call.attr[0] != 0.0 ? 1 : 2] % 4 == 0;
   }
   return true;
 }
