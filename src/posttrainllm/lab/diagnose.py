@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posttrainllm.config import TrainConfig, changed_settings, replace
+from posttrainllm.engines.base import F32
+from posttrainllm.runs.checkpoint_folder import list_checkpoints, step_of
 from posttrainllm.runs.folder import Run
+from posttrainllm.runs.opening import read_folder
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.counting import CountingLine, standing
 from posttrainllm.text.counting import lines as counting_lines
+from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
-from posttrainllm.training.session import corpus_of
+from posttrainllm.training.session import corpus_of, first_weights
 from posttrainllm.training.trainer import train_step
 
 FACTORS = (0.3, 1.0, 3.0)
@@ -83,7 +87,8 @@ def diagnose(
     Raises: CheckpointError, ConfigError, CorpusError, EngineError.
     """
     config = run.config()
-    corpus = corpus_of(config)
+    weights, tokenizer = _beginning(run, config)
+    corpus = corpus_of(config, run=run, tokenizer=tokenizer)
     lines = run.metrics.read()
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     validation = [line["val_loss"] for line in lines if line.get("val_loss") is not None]
@@ -96,12 +101,27 @@ def diagnose(
         train_loss=statistics.fmean(losses[-LAST:]) if losses else None,
         val_loss=validation[-1] if validation else None,
         probe_steps=steps,
-        probes=[probe(config, corpus, factor, steps, progress) for factor in FACTORS],
+        probes=[probe(config, weights, corpus, factor, steps, progress) for factor in FACTORS],
     )
 
 
+def _beginning(run: Run, config: TrainConfig) -> tuple[Mapping[str, F32], Tokenizer]:
+    """The weights that a run began with, and how it reads its text: an imported one has them in its checkpoint of step 0."""
+    saved = list_checkpoints(run.checkpoints)
+    if saved and step_of(saved[0]) == 0:
+        opened = read_folder(saved[0])
+        return opened.checkpoint.params, opened.tokenizer
+    weights, tokenizer = first_weights(config, run.path.parent)
+    return weights or initial_parameters(config.model, config.training.seed), tokenizer
+
+
 def probe(
-    config: TrainConfig, corpus: Corpus, factor: float, steps: int, progress: Progress
+    config: TrainConfig,
+    weights: Mapping[str, F32],
+    corpus: Corpus,
+    factor: float,
+    steps: int,
+    progress: Progress,
 ) -> Probe:
     """Train through the warm-up and ``steps`` more, from the run's initial weights, at ``factor`` times its rate."""
     warmup = min(config.schedule.warmup_steps, MOST_WARMUP)
@@ -119,7 +139,7 @@ def probe(
     engine = training_engine(config)
     losses: list[float] = []
     try:
-        engine.load(initial_parameters(config.model, config.training.seed))
+        engine.load(weights)
         for step in range(1, steps + 1):
             train_step(engine, corpus, config, step)
             results = engine.results()

@@ -32,6 +32,7 @@ __all__ = [
     "Model",
     "changed",
     "corpus_of",
+    "first_weights",
     "new_trainer",
     "newest_run",
     "open_model",
@@ -94,7 +95,7 @@ def new_trainer(
 
     Raises: CorpusError, CheckpointError (the name is taken, the folder cannot be written).
     """
-    start, tokenizer = _start(config, runs_dir)
+    start, tokenizer = first_weights(config, runs_dir)
     corpus = corpus_of(config, tokenizer=tokenizer)
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
@@ -173,7 +174,9 @@ def _with_warmup(state: TrainerState, changes: Mapping[str, object]) -> Mapping[
     return {**changes, warmup: max(0, min(state.config.schedule.warmup_steps, steps // 2))}
 
 
-def _start(config: TrainConfig, runs_dir: Path) -> tuple[Mapping[str, F32] | None, Tokenizer]:
+def first_weights(
+    config: TrainConfig, runs_dir: Path
+) -> tuple[Mapping[str, F32] | None, Tokenizer]:
     """The weights and the tokenizer of the model that a run starts from; None and bytes when weights are drawn.
 
     Raises: CheckpointError; ConfigError when the model that is wanted has other tokens than its text is read as.
@@ -214,7 +217,7 @@ def _from_the_start(
             "start a new run",
         )
     observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
-    start, tokenizer = _start(config, path.parent)
+    start, tokenizer = first_weights(config, path.parent)
     corpus = corpus_of(config, run=run, tokenizer=tokenizer)
     return Trainer(config, corpus, tokenizer, run, observer, start=start)
 
