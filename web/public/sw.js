@@ -4,11 +4,13 @@
 // are always asked for (304 when they are as before), so that nothing old is shown after an update; files with a hash in
 // their name come from the cache. Offline, everything comes from the cache, which is filled after the first page has
 // settled: entries are named by content, so that an update fetches only what changed, and what no build needs is removed.
+// Models are large: one is kept when it is used.
 // `posttrainllm play` sends these headers itself and never registers this.
 
 const FILES = {}; // path -> hash of its content: written in by tools/offline.mjs at the end of a build
 const CACHE = "posttrainllm";
 const HASHED = "_astro/";
+const ON_USE = "data/models/";
 const HEADERS = {
   "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Embedder-Policy": "require-corp",
@@ -30,7 +32,7 @@ self.addEventListener("fetch", (event) => {
   const path = pathOf(request.url);
   const odd = request.cache === "only-if-cached" && request.mode !== "same-origin";
   if (path === null || request.method !== "GET" || request.headers.has("range") || odd) return;
-  event.respondWith(path.startsWith(HASHED) ? cachedFirst(request, path) : newestFirst(request, path));
+  event.respondWith(path.startsWith(HASHED) ? cachedFirst(request, path) : newestFirst(event, path));
 });
 
 /** The file below this site that an address means, or null when it lies elsewhere. */
@@ -59,11 +61,13 @@ async function cachedFirst(request, path) {
   return isolated(await fetch(request));
 }
 
-async function newestFirst(request, path) {
+async function newestFirst(event, path) {
+  const { request } = event;
   try {
     // A page's request cannot be repeated with another mode; its address can.
     const asked = request.mode === "navigate" ? new Request(request.url, { redirect: "manual" }) : request;
     const answer = await fetch(asked, { cache: "no-cache" });
+    if (path.startsWith(ON_USE) && answer.ok) event.waitUntil(keep(path, answer.clone()));
     return answer.type === "opaqueredirect" ? answer : isolated(answer);
   } catch (error) {
     const kept = (await cached(path)) ?? (await cached(`${path}/index.html`));
@@ -81,15 +85,28 @@ function isolated(answer) {
   return new Response(empty ? null : answer.body, { status: answer.status, statusText: answer.statusText, headers });
 }
 
-/** Fetch what is missing, then remove what this build has not. */
-async function keepAll() {
+/** Put an answer into the cache when it is the file of this build. */
+async function keep(path, answer) {
+  const key = keyOf(path);
+  if (key === null || !answer.ok || (await hashOf(answer.clone())) !== FILES[path]) return false;
+  await (await caches.open(CACHE)).put(key, answer);
+  return true;
+}
+
+let keeping = null;
+
+/** Fetch what is missing, then remove what this build has not; one at a time. */
+function keepAll() {
+  keeping ??= fetchMissing().finally(() => (keeping = null));
+  return keeping;
+}
+
+async function fetchMissing() {
   const cache = await caches.open(CACHE);
-  for (const [path, hash] of Object.entries(FILES)) {
-    const key = keyOf(path);
-    if (key === null || (await cache.match(key))) continue;
+  for (const path of Object.keys(FILES)) {
+    if (path.startsWith(ON_USE) || (await cached(path))) continue;
     const answer = await fetch(new URL(path, self.registration.scope), { cache: "no-cache" });
-    if (!answer.ok || (await hashOf(answer.clone())) !== hash) return; // a newer build is on the host: its worker will come
-    await cache.put(key, answer);
+    if (!(await keep(path, answer))) return; // a newer build is on the host: its worker will come
   }
   const needed = new Set(Object.keys(FILES).map(keyOf));
   for (const request of await cache.keys()) if (!needed.has(request.url)) await cache.delete(request);
