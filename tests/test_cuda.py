@@ -280,6 +280,19 @@ else:
                 found.append(each.results())
             assert drift(*found) <= 1e-5
 
+    def test_written_tokens_are_those_of_the_processor() -> None:
+        config = config_of("small", engine__precision="float32")
+        engine, other = opened(config), opened(replace(config, {"engine.device": "cpu"}))
+        for rows, lengths in ((1, [5]), (3, [1, 9, 4]), (1, [2])):
+            tokens = random_batch(config, rows=rows).tokens
+            filled = np.array(lengths, np.int32)
+            prompts = tokens[:, : max(lengths)]
+            got, wanted = (one.prefill(prompts, filled) for one in (engine, other))
+            assert np.abs(got - wanted).max() <= 1e-4
+            for step in range(20):
+                got, wanted = (one.decode(tokens[:, 20 + step]) for one in (engine, other))
+                assert np.abs(got - wanted).max() <= 1e-4
+
     def test_a_model_beyond_the_cards_memory_is_refused_before_it_is_taken() -> None:
         with pytest.raises(EngineError, match="bytes of memory"):
             TorchEngine(config_of("gpt2", data__batch_size=1_000_000))

@@ -21,7 +21,7 @@ from posttrainllm.pytorch.arena import Arenas, padded_vocabulary  # noqa: E402
 from posttrainllm.pytorch.build import check_fused  # noqa: E402
 from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
-from posttrainllm.pytorch.gpt import GPT  # noqa: E402
+from posttrainllm.pytorch.gpt import GPT, Cache  # noqa: E402
 from posttrainllm.pytorch.loss import chunk_rows, cross_entropy, head_loss  # noqa: E402
 from posttrainllm.pytorch.optim import RING, Optimizer, muon_names, orthogonalized  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
@@ -267,6 +267,25 @@ def test_an_engine_for_inference_has_no_room_for_gradients() -> None:
     assert engine.nbytes * 4 < whole.nbytes
     assert engine.state().m == {}
     assert engine.info["compile_reason"] == "nothing is trained here"
+
+
+def test_a_cache_that_is_looked_at_whole_gives_the_same_logits() -> None:
+    config = config_of()
+    module = engine_of(config).module
+    tokens = torch.from_numpy(random_batch(config, rows=3).tokens).long()
+    lengths, found = torch.tensor([1, 4, 2]), []
+    for whole in (False, True):
+        cache = Cache(config.model, 3, device=torch.device("cpu"), dtype=torch.float64, whole=whole)
+        with torch.inference_mode():
+            for _ in range(2):  # a second time over what the first one left
+                cache.restart()
+                steps = [module.hidden(tokens[:, :4], cache)[torch.arange(3), lengths - 1]]
+                cache.advance(lengths)
+                for step in range(3):
+                    steps.append(module.hidden(tokens[:, 4 + step, None], cache)[:, 0])
+                    cache.advance(1)
+        found.append(torch.stack(steps))
+    assert (found[0] - found[1]).abs().max() <= 1e-13
 
 
 # ---- Muon -----------------------------------------------------------------------------------------

@@ -61,10 +61,11 @@ from posttrainllm.pytorch.device import (
     logits_limit,
     matrix_precision,
 )
-from posttrainllm.pytorch.gpt import GPT, Cache
+from posttrainllm.pytorch.gpt import GPT
 from posttrainllm.pytorch.loss import chunk_rows
 from posttrainllm.pytorch.optim import muon_names
 from posttrainllm.pytorch.step import Reduce
+from posttrainllm.pytorch.writer import Writer
 
 
 class TorchEngine:
@@ -106,7 +107,6 @@ class TorchEngine:
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[dtype]
         self._working = torch.bfloat16 if self.choices.precision == "bf16" else self._dtype
         self._check_memory()
-        self._cache: Cache | None = None
         with self._out_of_memory():
             self._allocate(reduce)
 
@@ -125,6 +125,7 @@ class TorchEngine:
             self.module = GPT(model).eval()
             self.trained = GPT(self._arenas.padded).train(model.dropout > 0)
         self.module.load_state_dict(self._arenas.params, assign=True)
+        self._writer = Writer(self.module, self._device, self._dtype)
         if not self._training:
             return
         self._step = build_step(
@@ -226,7 +227,7 @@ class TorchEngine:
                 else:
                     view.copy_(torch.from_numpy(np.ascontiguousarray(values[name])))
         arenas.refresh_working()
-        self._cache = None
+        self._writer.cache = None
         if self._training:
             self._step.reset()
             if self.choices.graph and not self._step.captured:
@@ -281,8 +282,7 @@ class TorchEngine:
     def logits(self, tokens: I32) -> F32:
         """See ``Engine.logits``."""
         with self._inference():
-            logits: F32 = self.module(self._tokens(tokens)).cpu().numpy()
-            return logits
+            return _array(self.module(self._tokens(tokens)))
 
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
         """See ``Engine.prefill``."""
@@ -291,33 +291,23 @@ class TorchEngine:
             ids = self._tokens(tokens)
             filled = torch.from_numpy(np.full(batch, time) if lengths is None else lengths)
             filled = filled.to(self._device, torch.int64)
-            self._cache = Cache(self.config.model, batch, device=self._device, dtype=self._dtype)
-            hidden = self.module.hidden(ids, self._cache)
-            self._cache.advance(filled)
-            return self._next_logits(hidden[torch.arange(batch, device=self._device), filled - 1])
+            return _array(self._writer.prefill(ids, filled))
 
     def decode(self, tokens: I32) -> F32:
         """See ``Engine.decode``. Raises: EngineError when the cache is full."""
         batch, capacity = len(tokens), self.config.model.n_ctx
-        cache = self._cache
+        cache = self._writer.cache
         if cache is None or len(cache.lengths) != batch or cache.longest >= capacity:
             raise EngineError(
                 f"decode needs a prefill of {batch} prompts and room in the cache of "
                 f"{capacity} tokens"
             )
         with self._inference():
-            hidden = self.module.hidden(self._tokens(tokens[:, None]), cache)
-            cache.advance(1)
-            return self._next_logits(hidden[:, 0])
+            return _array(self._writer.decode(self._tokens(tokens[:, None])[:, 0]))
 
     def close(self) -> None:
-        """Free the cache; the rest goes with the engine."""
-        self._cache = None
-
-    def _next_logits(self, hidden: torch.Tensor) -> F32:
-        """Shapes: hidden (B, C); returned (B, V)."""
-        logits: F32 = self.module.head(hidden).cpu().numpy()
-        return logits
+        """Free the caches; the rest goes with the engine."""
+        self._writer.forget()
 
     def _check_tokens(self, tokens: I32) -> None:
         """Raise EngineError for ids that are none: one such kills a whole CUDA context."""
@@ -382,6 +372,11 @@ def _check(views: Mapping[str, torch.Tensor], values: Tensors) -> None:
             raise EngineError(
                 f"tensor {name!r} is {values[name].shape} but the model has {tuple(view.shape)}"
             )
+
+
+def _array(tensor: torch.Tensor) -> F32:
+    found: F32 = tensor.cpu().numpy()
+    return found
 
 
 def _copies(views: Mapping[str, torch.Tensor]) -> dict[str, F32]:

@@ -36,13 +36,28 @@ class Cache:
     """
 
     def __init__(
-        self, config: GPTConfig, batch: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        config: GPTConfig,
+        batch: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        whole: bool = False,
     ) -> None:
-        """Allocate room for n_ctx positions of ``batch`` rows."""
+        """Allocate room for n_ctx positions of ``batch`` rows.
+
+        ``whole``: a token looks at all of them, seen or not, so that its calls are always the same.
+        """
+        self._whole = whole
         shape = (config.n_layer, batch, config.n_head, config.n_ctx, config.head_size)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = torch.zeros(batch, device=device, dtype=torch.int64)
+        self.longest = 0
+
+    def restart(self) -> None:
+        """Be empty again."""
+        self.lengths.zero_()
         self.longest = 0
 
     def start(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -59,7 +74,7 @@ class Cache:
         rows = torch.arange(len(self.lengths), device=self.lengths.device)
         self.keys[layer, rows, :, self.lengths] = key[:, :, 0]
         self.values[layer, rows, :, self.lengths] = value[:, :, 0]
-        seen = self.longest + 1
+        seen = self.keys.shape[3] if self._whole else self.longest + 1
         visible = torch.arange(seen, device=self.lengths.device) <= self.lengths[:, None]
         keys, values = self.keys[layer, :, :, :seen], self.values[layer, :, :, :seen]
         return keys, values, visible[:, None, None]
@@ -70,7 +85,8 @@ class Cache:
         Shapes: count () or (B,).
         """
         self.lengths += count
-        self.longest = int(self.lengths.max())
+        added = count if isinstance(count, int) else int(count.max())
+        self.longest += added  # a tensor comes with the prompts, into an empty cache
 
 
 class Linear(nn.Module):

@@ -1,0 +1,105 @@
+"""Token by token: prompts into a cache, then one token a row, over one float32 module.
+
+What this is: ``Writer``, behind ``prefill`` and ``decode`` of the torch engine. On CUDA a token is one graph, since its
+kernels are so small that starting them one by one takes ten times as long as running them.
+What this is not: sampling (``control.py``), or the attention over the cache (``gpt.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posttrainllm.pytorch.gpt import GPT, Cache
+
+KEPT = (
+    4  # numbers of rows whose cache and graph are kept on CUDA: samples of one row, a batch of them
+)
+
+
+@dataclass
+class _Recorded:
+    """The graph of a token for so many rows, and what it reads and writes: tokens (B, 1), logits (B, V)."""
+
+    graph: torch.cuda.CUDAGraph
+    tokens: Tensor
+    logits: Tensor
+
+
+class Writer:
+    """Writes with one model; a prefill starts anew."""
+
+    def __init__(self, module: GPT, device: torch.device, dtype: torch.dtype) -> None:
+        """``module``'s weights stay where they are in memory; their values may change."""
+        self._module, self._device, self._dtype = module, device, dtype
+        self._caches: dict[int, Cache] = {}
+        self._recorded: dict[int, _Recorded] = {}
+        self.cache: Cache | None = None
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Take prompts (B, T), right-padded, of ``lengths`` (B,); returned logits (B, V) of the last token of each."""
+        batch = len(tokens)
+        self.cache = self._cache(batch)
+        hidden = self._module.hidden(tokens, self.cache)
+        self.cache.advance(lengths)
+        rows = torch.arange(batch, device=self._device)
+        return self._module.head(hidden[rows, lengths - 1])
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Take one token a row, (B,); returned logits (B, V), valid until the next call."""
+        cache = self.cache
+        assert cache is not None
+        if self._device.type != "cuda":
+            logits = self._next(tokens[:, None], cache)
+            cache.advance(1)
+            return logits
+        if len(tokens) not in self._recorded:
+            self._recorded[len(tokens)] = self._record(len(tokens), cache)
+        recorded = self._recorded[len(tokens)]
+        recorded.tokens.copy_(tokens[:, None])
+        recorded.graph.replay()
+        cache.longest += 1
+        return recorded.logits
+
+    def forget(self) -> None:
+        """Free caches and graphs."""
+        self._caches.clear()
+        self._recorded.clear()
+        self.cache = None
+
+    def _cache(self, batch: int) -> Cache:
+        """An empty cache: a new one, or on CUDA the one that the graph of so many rows knows."""
+        config = self._module.config
+        if self._device.type != "cuda":
+            return Cache(config, batch, device=self._device, dtype=self._dtype)
+        if batch not in self._caches:
+            if len(self._caches) >= KEPT:
+                oldest = next(iter(self._caches))
+                del self._caches[oldest]
+                self._recorded.pop(oldest, None)
+            self._caches[batch] = Cache(
+                config, batch, device=self._device, dtype=self._dtype, whole=True
+            )
+        self._caches[batch].restart()
+        return self._caches[batch]
+
+    def _next(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Shapes: tokens (B, 1); returned (B, V)."""
+        return self._module.head(self._module.hidden(tokens, cache)[:, 0])
+
+    def _record(self, batch: int, cache: Cache) -> _Recorded:
+        """Record a token; the cache ends as it was, but for the place that the token is about to fill."""
+        tokens = torch.zeros((batch, 1), device=self._device, dtype=torch.int64)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._next(tokens, cache)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self._next(tokens, cache)
+            cache.lengths += 1
+        return _Recorded(graph, tokens, logits)
