@@ -1,7 +1,7 @@
-// relative.mjs: after the build, addresses in the pages that begin at the host's root begin at the page
-// instead, so that the site also works below a path.
+// relative.mjs: after the build, addresses in the pages that begin at the host's root begin at the site's root
+// instead (each page says where that is, <base>), so that the site also works below a path.
 import { readdir, readFile, writeFile } from "node:fs/promises";
-import { join, relative, sep } from "node:path";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const ROOTED = /((?:src|href|component-url|renderer-url|before-hydration-url)=")\/(?!\/)/g;
@@ -15,9 +15,7 @@ export function relativeAddresses() {
         for (const name of await readdir(root, { recursive: true })) {
           if (!name.endsWith(".html")) continue;
           const file = join(root, name);
-          const depth = relative(root, file).split(sep).length - 1;
-          const up = depth === 0 ? "./" : "../".repeat(depth);
-          await writeFile(file, (await readFile(file, "utf8")).replace(ROOTED, `$1${up}`));
+          await writeFile(file, (await readFile(file, "utf8")).replace(ROOTED, "$1./"));
         }
       },
     },

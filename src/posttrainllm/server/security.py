@@ -67,7 +67,7 @@ def page_policy(html: bytes) -> str:
             "img-src 'self' data: blob:",
             "font-src 'self'",
             "manifest-src 'self'",
-            "base-uri 'none'",
+            "base-uri 'self'",
             "form-action 'self'",
             "frame-ancestors 'none'",
         ]

@@ -4,7 +4,7 @@ let found: URL | undefined;
 
 /** The address of the site's root, with a slash at its end; the same after every change of page. */
 export function site(): URL {
-  found ??= new URL(document.documentElement.dataset["root"] ?? "./", location.href);
+  found ??= new URL("./", document.baseURI);
   return found;
 }
 
