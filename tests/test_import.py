@@ -12,11 +12,12 @@ import pytest
 
 from cli_cases import cli, write_text
 from hostile_folders import whole_shards
+from hostile_zips import run_folder
 from import_cases import as_pair, bpe, model_folder, write_bpe
 from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
 from posttrainllm.runs.checkpoint import read_checkpoint
-from posttrainllm.runs.folder import list_runs
+from posttrainllm.runs.folder import Run, list_runs
 from posttrainllm.runs.staging import HIDDEN, fit_name, stage_run
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
@@ -116,6 +117,13 @@ def test_a_run_and_a_checkpoint_are_taken_over_with_their_state(tmp_path):
     one = import_model(runs / "a" / "checkpoints" / "step-000004", runs_dir=tmp_path / "here")
     assert one.checkpoint.state.step == 4
     assert one.checkpoint.m is not None
+
+
+def test_a_run_that_is_being_trained_is_not_copied(tmp_path):
+    run = Run(run_folder(tmp_path))
+    with run.lock(), pytest.raises(CheckpointError, match="run beer is being trained"):
+        import_model(run.path, runs_dir=tmp_path / "runs")
+    assert import_model(run.path, runs_dir=tmp_path / "runs").kind == "run"
 
 
 def test_a_killed_import_leaves_nothing_that_is_listed_and_the_next_one_cleans_up(tmp_path):

@@ -71,7 +71,10 @@ def random_folder(number: int, folder: Path) -> tuple[Any, dict[str, Any]]:
     if draw.random() < 0.5:
         add_masks(folder, drawn)
     # read as a LM head model: the bare one has its head from the embedding
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    way = "eager" if drawn["reorder_and_upcast_attn"] else "sdpa"  # only the first looks at it
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=way
+    ).eval()
     shards = (folder / INDEX_FILE).exists()
     return theirs, {**drawn, "dtype": str(dtype), "bare": bare, "shards": shards}
 

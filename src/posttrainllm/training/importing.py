@@ -26,6 +26,7 @@ from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, write_checkpoint
 from posttrainllm.runs.checkpoint_folder import newest_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, Run
+from posttrainllm.runs.lock import is_locked
 from posttrainllm.runs.opening import (
     Opened,
     extract_model,
@@ -171,6 +172,8 @@ def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Im
 
 def _copy_run(source: Path, folder: Path) -> None:
     """Copy the files of a run that a zip of it would hold."""
+    if is_locked(source):
+        raise CheckpointError(f"run {source.name} is being trained", "wait for it, or stop it")
     for parent, folders, names in os.walk(source):
         folders.sort()
         for name in sorted(names):
