@@ -218,6 +218,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (web / "dist" / "index.html").write_text("a page " * 100)
 
     monkeypatch.setattr(tool, "run", run)
+    monkeypatch.setattr(tool, "write_op_cases", lambda: None)
     monkeypatch.setattr("posttrainllm.export_web.write", lambda folder: print("data"))
     monkeypatch.setattr(sys, "argv", ["site.py"])
     return tool
@@ -241,6 +242,6 @@ def test_the_site_is_built_again_only_when_something_changed(
     assert said()[:2] == ["site: installing the web tools", "npm ci"]
     (builder.PACKAGE / "kernels" / "lib" / "new.wasm").write_text("x")
     assert said() == [*built, *done]
-    (builder.DATA).mkdir(parents=True)
+    builder.DATA.mkdir(parents=True)
     (builder.DATA / "posttrainllm.json").write_text("written by each build")
     assert said() == []
