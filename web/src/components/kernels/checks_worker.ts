@@ -136,7 +136,8 @@ async function run(asked: ToChecks): Promise<void> {
   const { usable, reason } = machine.adapter;
   if (!usable) left.push(`webgpu: ${reason}`);
   tell({ kind: "machine", machine, names: [...builds, ...(usable ? ["webgpu"] : [])] });
-  const vectors = JSON.parse(text(await host.read("kernels/cases.json"))) as PageVectors;
+  const everything = JSON.parse(text(await host.read("kernels/cases.json"))) as PageVectors;
+  const vectors = { ...everything, cases: everything.cases.filter(({ op }) => op.includes(asked.only ?? "")) };
   const data = (await host.read("kernels/data.bin")).buffer;
   const engines: EngineOps[] = [];
   const keep = (ops: EngineOps): void => {

@@ -51,7 +51,8 @@ export interface Report {
   readonly passed: boolean;
 }
 
-export type ToChecks = { readonly data: string; readonly steps: number | null; readonly preset: string | null };
+/** What to run: `only` ops whose names hold a text, and how many steps of which preset; null is as usual. */
+export type ToChecks = { readonly data: string; readonly only: string | null; readonly steps: number | null; readonly preset: string | null };
 
 export type FromChecks =
   | { readonly kind: "machine"; readonly machine: Machine; readonly names: readonly string[] }
