@@ -17,10 +17,10 @@ from posttrainllm.engines.webgpu.device import GpuDevice, adapters, choose_adapt
 from posttrainllm.engines.webgpu.dispatch import DispatchTable, table_ops
 from posttrainllm.engines.webgpu.memory import GpuMemory
 from posttrainllm.engines.webgpu.recorder import Recorder
-from posttrainllm.ops import FUSED, OPS
+from posttrainllm.ops import OPS, OPTIONAL
 from posttrainllm.plan import ALIGN, BoundCall, Place, Plan, Region
 
-HAS = [op for op in OPS if op not in FUSED or op in table_ops()]  # fused ops are a choice
+HAS = [op for op in OPS if op not in OPTIONAL or op in table_ops()]  # fused ops are a choice
 MOST_WORK = 3e7  # multiplications of a case: a software adapter does about 1e9 a second
 
 

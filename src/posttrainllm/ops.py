@@ -375,7 +375,11 @@ _FUSED = (
         ("N", "C"),
         _ACCUMULATE,
     ),
-    # out = scale * (x q) + bias, with q int8, four to a word: decoding from weights a quarter as large (int8.py puts it in)
+)
+
+# For programs that ``int8.py`` has rewritten: decoding from weights a quarter as large.
+_ROUNDED = (
+    # out = scale * (x q) + bias, with q int8, four to a word
     Op(
         "int8_forward",
         (_out("out", "N", "O"),),
@@ -391,5 +395,7 @@ _FUSED = (
 )
 
 #: The table by name. An op's number in the C++ call table is its place in this order.
-OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED}
+OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED + _ROUNDED}
 FUSED: tuple[str, ...] = tuple(op.name for op in _FUSED)
+#: Ops that an engine may lack: no program is written with them.
+OPTIONAL: tuple[str, ...] = tuple(op.name for op in _FUSED + _ROUNDED)
