@@ -21,6 +21,11 @@ from posttrainllm.training.exporting import export_model
 from posttrainllm.training.importing import import_model
 from tinygpt_files import Sizes
 
+QUICK = [
+    "--set=training.sample_tokens=8",
+    "--set=training.verdict_samples=1",
+    "--set=training.final_windows=4",
+]
 TRAIN = [
     "--preset=tiny",
     "--engine=numpy",
@@ -28,11 +33,9 @@ TRAIN = [
     "--set=model.activation=gelu",
     "--set=schedule.kind=constant",
     "--set=schedule.warmup_steps=0",
-    "--set=training.sample_tokens=8",
-    "--set=training.verdict_samples=1",
-    "--set=training.final_windows=4",
     "--set=training.eval_windows=4",
     "--set=training.eval_every=2",
+    *QUICK,
     "--n-ctx=8",
     "--batch-size=2",
     "--learning-rate=0.003",
@@ -147,7 +150,7 @@ def test_training_goes_on_through_a_tinygpt_file_bit_for_bit(tmp_path):
         for name, array in getattr(before, part).items():
             assert getattr(after, part)[name].tobytes() == array.tobytes(), (part, name)
     assert cli("train", "--resume=a", "--steps=9", "--quiet", *where).code == 0
-    on = ["--steps=9", "--quiet", "--engine=numpy", "--allow-change", *where]
+    on = ["--steps=9", "--quiet", "--engine=numpy", "--allow-change", *QUICK, *where]
     result = cli("train", text, "--resume=b", *on)
     assert result.code == 0, result.err
     for name, array in read_checkpoint(runs / "a").params.items():

@@ -158,6 +158,8 @@ def test_the_same_weights_as_a_start_give_the_same_first_loss_as_the_model_has(i
             "data.corpus": [str(text)],
             "training.start_from": "gpt",
             "training.steps": 1,
+            "training.sample_tokens": 0,
+            "training.final_windows": 4,
             "data.batch_size": 2,
             "engine.name": "numpy",
         },
