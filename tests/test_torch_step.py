@@ -73,6 +73,29 @@ def test_layers_written_out_have_the_gradients_of_autograd(activation: str, tied
     assert largest_difference(found[1][1], found[0][1]) <= 1e-12
 
 
+@pytest.mark.parametrize("kind", [AutogradTrunk, FusedTrunk])
+def test_gradients_come_from_the_last_layer_on_and_are_those_that_are_put(kind: Any) -> None:
+    config = config_of(model__n_layer=3)
+    trunk, arenas = trunks_of(config, kind)
+    tokens = torch.from_numpy(random_batch(config).tokens)
+    grad = torch.randn_like(trunk.forward(tokens))
+    trunk.backward(grad, True)
+    wanted = {name: view.clone() for name, view in arenas.grads.items() if name != "wte.weight"}
+    came: list[str] = []
+
+    def take(names: Any, grads: Any) -> None:
+        came.extend(names)
+        for name, value in zip(names, grads or [], strict=grads is not None):
+            if name != "wte.weight":
+                assert torch.equal(value, wanted[name]), name
+
+    trunk.forward(tokens)
+    trunk.backward(grad, True, take)
+    assert sorted(came) == sorted(arenas.grads)
+    matrices = [name for name in came if name.endswith("c_fc.weight")]
+    assert matrices == [f"h.{i}.mlp.c_fc.weight" for i in (2, 1, 0)]
+
+
 def test_vectors_between_the_tensors_of_the_arena_stay_zero() -> None:
     config = config_of(model__n_embd=10, model__n_head=2)
     trunk, arenas = trunks_of(config, FusedTrunk)
@@ -227,17 +250,16 @@ class _Times:
     def __init__(self, factor: int) -> None:
         self.factor = factor
 
-    def bind(self, module: Any, arena: Any, views: Any, head: str) -> None:
-        for name, parameter in module.named_parameters():
-            parameter.register_hook(
-                lambda grad, name=name: self.put(views[name], grad, added=name == head)
-            )
-
-    def put(self, view: Any, grad: Any, added: bool) -> None:
-        view.copy_(view + grad if added or not self.first else grad)
+    def bind(self, arena: Any, views: Any, head: str) -> None:
+        self.views, self.head = views, head
 
     def expect(self, first: bool) -> None:
         self.first = first
+
+    def take(self, names: Any, grads: Any) -> None:
+        for name, grad in zip(names, grads, strict=True):
+            view = self.views[name]
+            view.copy_(view + grad if name == self.head or not self.first else grad)
 
     def __call__(self, gradients: Any, loss: Any) -> None:
         gradients.mul_(self.factor)

@@ -80,10 +80,8 @@ class Choices:
         }
 
 
-def choose(
-    config: TrainConfig, device: Device | None, *, training: bool, alone: bool = True
-) -> Choices:
-    """Decide everything. ``device`` overrides the configuration's; ``alone``: no other process takes part.
+def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Choices:
+    """Decide everything. ``device`` overrides the configuration's.
 
     Raises: EngineError for what was asked for by name and is not there.
     """
@@ -96,8 +94,6 @@ def choose(
     if training:
         compiled, why_compiled = _compile(config, where, precision, triton)
         fused, why_fused = _fused(config, triton, compiled, why_kernels)
-        if not alone:
-            fused, why_fused = False, "gradients are summed over processes while autograd runs"
     return Choices(
         where, why_there, precision, why_precise, compiled, why_compiled, triton, fused, why_fused
     )

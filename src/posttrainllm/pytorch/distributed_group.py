@@ -188,10 +188,9 @@ def join(ranks: Ranks) -> Iterator[Group]:
         raise _missing(ranks, timeout, error) from None
     try:
         yield group
-    except (
-        BaseException
-    ) as error:  # a second Ctrl-C, or a mistake of ours, may come between two words
-        group.broken = group.broken or not isinstance(error, PosttrainError)
+    except BaseException as error:
+        # After an error of its own rank 0 still agrees with the others, unless that came between two words, as a second Ctrl-C may.
+        group.broken = group.broken or not (ranks.leads and isinstance(error, PosttrainError))
         raise
     finally:
         if ranks.leads and not group.broken:

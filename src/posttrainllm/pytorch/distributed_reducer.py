@@ -10,12 +10,12 @@ What this is not: an average. The loss was divided by the tokens of all ranks, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 BUCKET_BYTES = 32 * 2**20
 """Least size of a bucket: enough for a link's full speed, and small enough that many are hidden behind backward."""
@@ -30,22 +30,21 @@ class Reducer:
         self._waiting = False
         self._works: list[dist.Work] = []
 
-    def bind(
-        self, module: nn.Module, arena: Tensor, views: Mapping[str, Tensor], head: str
-    ) -> None:
-        """Watch the gradients of ``module``; ``views`` are their places in ``arena``, by parameter name.
+    def bind(self, arena: Tensor, views: Mapping[str, Tensor], head: str) -> None:
+        """Learn where gradients are: ``views`` are places in ``arena``, by parameter name.
 
         The head's gradient is in its place before backward begins: with tied weights the rest is added there.
         """
         self._arena, self._views, self._head = arena, views, head
         self.edges = bucket_edges(arena, views, self._bucket_bytes)
         self._members: list[set[str]] = [set() for _ in self.edges]
-        for name, parameter in module.named_parameters():
-            offset = views[name].storage_offset() - arena.storage_offset()
+        self._bucket = {}
+        for name, view in views.items():
+            offset = view.storage_offset() - arena.storage_offset()
             bucket = next(i for i, (start, end) in enumerate(self.edges) if start <= offset < end)
+            self._bucket[name] = bucket
             if name != "lm_head.weight":  # no gradient comes for it from behind
                 self._members[bucket].add(name)
-            parameter.register_hook(partial(self._arrived, name, bucket))
 
     def expect(self, first: bool) -> None:
         """The next backward completes the step's gradients: take them, written when ``first``, else added, and send them."""
@@ -67,11 +66,14 @@ class Reducer:
             work.wait()
         self._works.clear()
 
-    def _arrived(self, name: str, bucket: int, gradient: Tensor) -> None:
-        if self._waiting:
-            self._taken[bucket][name] = gradient
+    def take(self, names: Sequence[str], grads: Sequence[Tensor] | None) -> None:
+        """Gradients that are there now; None where they are in their places already."""
+        for name, grad in zip(names, repeat(None) if grads is None else grads, strict=False):
+            bucket = self._bucket[name]
+            if grad is not None:
+                self._taken[bucket][name] = grad
             self._missing[bucket].discard(name)
-            self._send_full()
+        self._send_full()
 
     def _send_full(self) -> None:
         while self._sent < len(self.edges) and not self._missing[self._sent]:

@@ -96,7 +96,7 @@ class TorchEngine:
         """
         if dtype == "float64":
             config = with_settings(config, {"engine.precision": "float32"})
-        self.choices: Choices = choose(config, device, training=training, alone=reduce is None)
+        self.choices: Choices = choose(config, device, training=training)
         chosen = self.choices.device
         if chosen == "mps" and dtype == "float64":
             raise EngineError("device mps has no float64", hint="use the CPU for float64")

@@ -163,8 +163,7 @@ class ShardedEngine:
         norm = math.sqrt(total) if total >= 0 else math.nan
         self._nonfinite = self._nonfinite or not math.isfinite(norm)
         if not self._nonfinite:
-            self._optimizer.clip(norm)
-            self._optimizer.step(scalars.lr, scalars.correction1, scalars.correction2)
+            self._optimizer.step(norm, scalars.lr, scalars.correction1, scalars.correction2)
         self._results.append(StepResult(loss, norm, not self._nonfinite and math.isfinite(loss)))
 
     def results(self, wait: bool = True) -> list[StepResult]:

@@ -84,14 +84,13 @@ class ShardedAdamW:
         norms: list[Tensor] = torch._foreach_norm(parts)  # type: ignore[assignment]
         return torch.stack(norms).double().square().sum()
 
-    def clip(self, norm: float) -> None:
-        """Scale all gradients by clip_norm / norm where norm > clip_norm > 0."""
-        if norm > self._config.clip_norm > 0:
-            torch._foreach_mul_(self._local(self.grads()), self._config.clip_norm / norm)
-
     @torch.no_grad()
-    def step(self, lr: float, correction1: float, correction2: float) -> None:
-        """Update this rank's parameters from their gradients; the formula is that of ``ArenaAdamW.step``."""
+    def step(self, norm: float, lr: float, correction1: float, correction2: float) -> None:
+        """Update this rank's parameters from their gradients, as ``Optimizer`` in ``optim.py`` does; the gradients stay as they are.
+
+        ``norm`` is that of all gradients on all ranks: they count for clip_norm / norm where norm > clip_norm.
+        """
+        scale = min(1.0, self._config.clip_norm / norm) if norm > 0 else 1.0
         config, names = self._config, list(self.params)
         grads = self.grads()
         for start in range(0, len(names), AT_ONCE):  # what they need in between stays small
@@ -100,6 +99,8 @@ class ShardedAdamW:
                 [shards[name].to_local() for name in part]
                 for shards in (self.params, grads, self._m, self._v)
             )
+            if scale != 1.0:
+                g = list(torch._foreach_mul(g, scale))
             torch._foreach_mul_(m, config.beta1)
             torch._foreach_add_(m, g, alpha=1 - config.beta1)
             torch._foreach_mul_(v, config.beta2)

@@ -13,14 +13,14 @@ the update, so a step of k micro-batches is k graphs, and a step of one is one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrainllm.config import TrainConfig
 from posttrainllm.engines.base import I32, StepResult, StepScalars
@@ -38,12 +38,16 @@ READ_EVERY = 64
 class Reduce(Protocol):
     """Sums the gradients and the loss of a step over ranks, in place, before the update."""
 
-    def bind(self, module: nn.Module, arena: Tensor, views: Views, head: str) -> None:
-        """Learn where the gradients of the module's parameters are in the arena (n,)."""
+    def bind(self, arena: Tensor, views: Views, head: str) -> None:
+        """Learn where gradients are in the arena (n,), and which parameter is the head."""
         ...
 
     def expect(self, first: bool) -> None:
-        """The next backward is the step's last: its gradients go to the arena through here."""
+        """The next backward is the step's last: its gradients come through ``take``, are written (``first``) or added, and sent."""
+        ...
+
+    def take(self, names: Sequence[str], grads: Sequence[Tensor] | None) -> None:
+        """See ``trunk.Take``."""
         ...
 
     def __call__(self, gradients: Tensor, loss: Tensor) -> None:
@@ -143,7 +147,7 @@ class TrainingStep:
         self._shape = (0, 0)
         self._results = _Results(optimizer)
         if reduce is not None:
-            reduce.bind(module, arenas.flat_grads, grads, head)
+            reduce.bind(arenas.flat_grads, grads, head)
 
     # ---- what a step computes -----------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class TrainingStep:
             )
             if reduce is not None:
                 reduce.expect(first)
-            self.trunk.backward(grad, first, put=reduce is None)
+            self.trunk.backward(grad, first, None if reduce is None else reduce.take)
         if first:
             self.loss.copy_(loss)
         else:

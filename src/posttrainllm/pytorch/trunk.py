@@ -11,8 +11,9 @@ Letters of shapes: B batch, T time, N = B*T, C n_embd, H n_head, D = C / H, F wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor
 from posttrainllm.pytorch.arena import Arenas
 from posttrainllm.pytorch.gpt import GPT
 
+Take = Callable[[Sequence[str], Sequence[Tensor] | None], None]
+"""Is given gradients by name as they come, to put into their places; None where they are there already."""
+
 
 class Trunk(Protocol):
     """What a step needs of it; ``backward`` follows the ``forward`` of the same micro-batch."""
@@ -30,10 +34,10 @@ class Trunk(Protocol):
         """Shapes: tokens (B, T); returned (N, C), the last LayerNorm's output."""
         ...
 
-    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+    def backward(self, grad: Tensor, first: bool, take: Take | None = None) -> None:
         """Write (``first``) or add the gradients of all parameters but the head's. Shapes: grad (N, C).
 
-        Without ``put`` hooks on the parameters do that.
+        ``take`` does it instead, from the last layer on, each as soon as it is there.
         """
         ...
 
@@ -49,7 +53,8 @@ class _Gradients:
         """Write or add tensors of one type."""
         places = [self.views[name] for name in names if name != self._added]
         values = [g for name, g in zip(names, grads, strict=True) if name != self._added]
-        (torch._foreach_copy_ if first else torch._foreach_add_)(places, values)
+        if places:
+            (torch._foreach_copy_ if first else torch._foreach_add_)(places, values)
         if self._added in names:
             self.views[self._added].add_(grads[names.index(self._added)])
 
@@ -64,6 +69,9 @@ class AutogradTrunk:
         named = {n: p for n, p in module.named_parameters() if n != "lm_head.weight"}
         self._names, self._parameters = list(named), list(named.values())
         self._hidden: Tensor | None = None
+        self._take: Take | None = None
+        for name, parameter in named.items():
+            parameter.register_hook(partial(self._came, name))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See ``Trunk``."""
@@ -71,13 +79,21 @@ class AutogradTrunk:
             self._hidden = self._module.hidden(tokens)
         return self._hidden.detach().flatten(0, 1)
 
-    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+    def backward(self, grad: Tensor, first: bool, take: Take | None = None) -> None:
         """See ``Trunk``."""
         hidden, self._hidden = self._hidden, None
         assert hidden is not None
-        grads = torch.autograd.grad(hidden, self._parameters, grad.view_as(hidden))
-        if put:
+        self._take = take
+        try:
+            grads = torch.autograd.grad(hidden, self._parameters, grad.view_as(hidden))
+        finally:
+            self._take = None
+        if take is None:
             self._gradients.put(self._names, grads, first)
+
+    def _came(self, name: str, grad: Tensor) -> None:
+        if self._take is not None:
+            self._take([name], [grad])
 
 
 @dataclass
@@ -130,9 +146,8 @@ class FusedTrunk:
         self._last = (y, norm[0], norm[1])
         return hidden
 
-    def backward(self, grad: Tensor, first: bool, put: bool = True) -> None:
+    def backward(self, grad: Tensor, first: bool, take: Take | None = None) -> None:
         """See ``Trunk``."""
-        assert put, "there are no hooks to call here"
         assert self._last is not None
         assert self._embedded is not None
         table = self._table(len(grad))
@@ -143,12 +158,20 @@ class FusedTrunk:
         for i in reversed(range(count)):
             before = f"h.{i - 1}.mlp.c_proj.bias" if i else ""
             grad = self._layer_backward(f"h.{i}.", self._layers.pop(), grad, before, table, found)
+            if take is not None:
+                take(list(found), list(found.values()))
+                found = {}
         self._gradients.put(list(found), list(found.values()), first)
         (torch.sum(table, 0, out=self._vectors) if first else self._vectors.add_(table.sum(0)))
+        if take is not None:
+            take([name for name, p in self._p.items() if p.ndim < 2], None)
         embedding = {"wte.weight": self._module.wte.weight, "wpe.weight": self._module.wpe.weight}
         embedded, self._embedded, self._last = self._embedded, None, None
         grads = torch.autograd.grad(embedded, list(embedding.values()), grad.view_as(embedded))
-        self._gradients.put(list(embedding), grads, first)
+        if take is None:
+            self._gradients.put(list(embedding), grads, first)
+        else:
+            take(list(embedding), grads)
 
     # ---- a layer ------------------------------------------------------------------------------
 
