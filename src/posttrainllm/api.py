@@ -185,9 +185,13 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
 def load(
     name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str | None = None
 ) -> Model:
-    """Load a model to write with it: of the gallery ("shakespeare"), a run's newest checkpoint, or a Hugging Face GPT-2 folder.
+    """Load a model to write with it.
 
+    ``name`` is one of the gallery ("shakespeare"), a run (its newest checkpoint), a checkpoint or Hugging Face GPT-2 folder, a .zip or a
+    .tinygpt file; docs/formats.md says what is taken.
     ``engine`` is the one it was trained on unless it is given.
+
+    Raises: CheckpointError, EngineError.
     """
     chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
     return open_model(name, runs_dir=Path(runs_dir), engine=chosen)

@@ -15,8 +15,8 @@ ModelName = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A run, a model of the gallery, a checkpoint folder or a Hugging Face GPT-2 folder "
-        "[dim](default: the newest run)[/dim].",
+        help="A run, a model of the gallery, a checkpoint or Hugging Face GPT-2 folder, a .zip or "
+        ".tinygpt file [dim](default: the newest run)[/dim].",
         show_default=False,
     ),
 ]
