@@ -19,6 +19,7 @@ import pytest
 from posttrainllm import __version__
 from posttrainllm.config import load_config, to_toml
 from posttrainllm.errors import CheckpointError
+from posttrainllm.gallery.catalogue import FOLDER as GALLERY
 from posttrainllm.runs.checkpoint_folder import list_checkpoints, newest_checkpoint
 from posttrainllm.runs.folder import Run, create_run, describe_run, list_runs
 from saved import save
@@ -189,6 +190,15 @@ def test_nothing_but_the_sites_own_files_is_there(server: Server, path: str) -> 
     answer = server.get(path)
     assert answer.status == 404
     assert answer.body == b"there is nothing here\n"
+
+
+def test_the_models_of_the_site_are_those_of_the_package(server: Server) -> None:
+    name = next(path.name for path in GALLERY.iterdir() if path.suffix == ".safetensors")
+    answer = server.get(f"/data/models/{name}")
+    assert answer.body == (GALLERY / name).read_bytes()
+    assert answer.headers["cache-control"] == "no-cache"
+    for wrong in ("nothing.safetensors", "../__init__.py", "..%2f__init__.py", ""):
+        assert server.get(f"/data/models/{wrong}").status == 404
 
 
 def test_a_site_is_only_read(server: Server) -> None:

@@ -6,8 +6,8 @@
 
 Stages: the web tools (npm ci, when the lock file changed), the data (posttrainllm.export_web, and the
 op cases of the tests for the /kernels page), Astro (web/dist, which works on any static host), and a
-copy of web/dist in the package with compressed files beside those that shrink. ``posttrainllm play``
-serves the copy and a wheel ships it.
+copy of web/dist in the package with compressed files beside those that shrink, without the models,
+which the package has already. ``posttrainllm play`` serves the copy and a wheel ships it.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ def put_into_package(made: str) -> None:
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     shutil.copytree(WEB / "dist", new)
+    shutil.rmtree(new / "data" / "models", ignore_errors=True)  # the package's own (server/site.py)
     files = [path for path in new.rglob("*") if path.is_file()]
     for path in files:
         if path.suffix in COMPRESSED:

@@ -17,12 +17,16 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
+from posttrainllm.gallery.catalogue import FOLDER as GALLERY
 from posttrainllm.server.answers import FileAnswer, RefusalError, as_text
 from posttrainllm.server.run_files import is_plain_name, open_below
 from posttrainllm.server.security import NOTHING, READING, page_policy
 
 SITE = Path(__file__).parent.parent / "site"
 """Where tools/site.py puts the built site, and where a wheel has it."""
+
+MODELS = "data/models/"
+"""Models of the gallery, which are the package's own files: once for the terminal and the browser."""
 
 HASHED = "_astro/"
 KEEP = "public, max-age=31536000, immutable"
@@ -105,7 +109,15 @@ class Site:
                 }
             except RefusalError:
                 pass
-        return open_below(self._folder, name), headers
+        return self._open_plain(name), headers
+
+    def _open_plain(self, name: str) -> BinaryIO:
+        try:
+            return open_below(self._folder, name)
+        except RefusalError:
+            if not name.startswith(MODELS):
+                raise
+            return open_below(GALLERY, name.removeprefix(MODELS))
 
     def _policy(self, name: str) -> str:
         """The policy of a page, worked out again when the page changes."""
