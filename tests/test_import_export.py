@@ -267,6 +267,20 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path, form):
     assert path.read_text() == "mine"
 
 
+def test_a_model_is_not_written_over_the_folder_one_is_in(tmp_path, monkeypatch):
+    make_run(tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match="is the folder you are in"):
+        export_model("beer", "hf", Path("."), runs_dir=tmp_path / "runs")
+    made = export_model("beer", "zip", Path("."), runs_dir=tmp_path / "runs")
+    assert nothing_but(tmp_path / "empty", "beer.zip")
+    back = export_model(str(made.path), "tinygpt", Path("a"), runs_dir=tmp_path, approximate=True)
+    assert back.path == Path("a/beer.tinygpt")
+    with pytest.raises(CheckpointError, match="is no run"):
+        export_model(str(made.path), "zip", Path("b"), runs_dir=tmp_path)
+
+
 def test_wrong_options_are_refused_before_anything_is_read(tmp_path):
     for options, words in (
         ({"form": "gguf"}, "--to is 'gguf', wanted one of hf, tinygpt, zip"),

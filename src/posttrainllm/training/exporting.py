@@ -180,8 +180,10 @@ def _remove(path: Path) -> None:
 
 
 def _hf(found: Found, place: Path) -> Exported:
-    if os.path.lexists(place) and not (place.is_dir() and not any(place.iterdir())):
-        raise CheckpointError(f"{place} exists and is not empty", "give a new folder")
+    here = place.resolve() == Path.cwd()
+    if here or (os.path.lexists(place) and not (place.is_dir() and not any(place.iterdir()))):
+        why = "is the folder you are in" if here else "exists and is not empty"
+        raise CheckpointError(f"{place} {why}", "give a new folder")
     config, params = found.checkpoint.config, found.checkpoint.params
     with _hidden(place, checkpoint_bytes(config) // 3 + 2**20) as folder:
         folder.mkdir()
@@ -279,9 +281,10 @@ def _training(
         "seed": config.training.seed,
         "backend": "webgpu" if config.engine.name == "webgpu" else "wasm",
     }
-    run = Run(checkpoint.path.resolve().parent.parent)
-    if state is None or not is_run(run.path):
+    folder = _run_of(checkpoint)
+    if state is None or folder is None:
         return settings, [], {}
+    run = Run(folder)
     lines = [line for line in run.metrics.read() if line["step"] <= state.step]
     measured = [
         {"step": line["step"], "train": line["loss"], "val": line.get("val_loss")}
@@ -309,8 +312,8 @@ def _training(
 
 
 def _zip(found: Found, path: Path) -> Exported:
-    source = found.checkpoint.path.resolve().parent.parent
-    if found.checkpoint.state is None or not is_run(source):
+    source = _run_of(found.checkpoint)
+    if source is None:
         raise CheckpointError(
             f"{found.checkpoint.path} is no run, and a .zip is a run as it stands",
             "make it one first: posttrainllm import",
@@ -345,6 +348,13 @@ def _zip(found: Found, path: Path) -> Exported:
             _remove(unpacked)
         size = temporary.stat().st_size
     return Exported(path, size, comparison)
+
+
+def _run_of(checkpoint: Checkpoint) -> Path | None:
+    """The run that a checkpoint stands in, if it does."""
+    folder = checkpoint.path.resolve()
+    inside = checkpoint.state is not None and folder.is_dir() and is_run(folder.parent.parent)
+    return folder.parent.parent if inside else None
 
 
 def _run_files(run: Path) -> list[tuple[str, Path]]:
