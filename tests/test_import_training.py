@@ -224,3 +224,21 @@ def test_import_tells_what_it_made_and_what_to_do_next(tmp_path):
     found = cli("import", source, "--json", "--runs-dir", tmp_path / "runs").json
     assert (found["kind"], found["step"], found["moments"]) == ("model folder", 0, False)
     assert found["model"]["n_vocab"] == 300
+
+
+def test_a_large_model_that_is_taught_a_small_text_once_is_no_mistake(imported, tmp_path):
+    text = write_text(tmp_path)
+    where = [
+        "--runs-dir",
+        tmp_path / "runs",
+        "--steps=2",
+        "--batch-size=1",
+        "--engine=numpy",
+        *QUICK,
+    ]
+    sizes = ["--preset=tiny", "--set=model.n_embd=96", "--n-ctx=12"]
+    drawn = cli("train", text, *sizes, *where, "--name=drawn")
+    assert "far too large for the text" in drawn.out
+    again = cli("train", text, f"--from={tmp_path / 'runs' / 'drawn'}", *where)
+    assert again.code == 0, again.err
+    assert "far too large" not in again.out

@@ -15,7 +15,7 @@ from posttrainllm.cli.progress import Progress
 from posttrainllm.cli.terminal import WARNINGS, fields, say
 from posttrainllm.storage import show_bytes
 from posttrainllm.training.observer import Outcome, Start
-from posttrainllm.training.writing import memorisation_warning, show_ratio
+from posttrainllm.training.writing import EPOCHS_TO_MEMORISE, memorisation_warning, show_ratio
 
 Rows = list[tuple[str, str]]
 
@@ -65,6 +65,8 @@ def start_rows(start: Start) -> Rows:
 def start_warnings(start: Start) -> list[str]:
     """What the user should know about this text and this model before time is spent."""
     warning = memorisation_warning(start.parameters, len(start.corpus.train_text), start.epochs)
+    if start.config.training.start_from and start.epochs <= EPOCHS_TO_MEMORISE:
+        warning = None  # its size fits the text that it learnt first, not the one it is now taught
     return [*start.corpus.notices, *([warning] if warning else [])]
 
 

@@ -61,6 +61,7 @@ from posttrainllm.training.comparison import (
     transformers_ids,
     transformers_logits,
 )
+from posttrainllm.training.importing import is_number
 from posttrainllm.training.models import Found, find_model
 from posttrainllm.training.starting import nearest_preset
 
@@ -285,14 +286,20 @@ def _training(
     if state is None or folder is None:
         return settings, [], {}
     run = Run(folder)
-    lines = [line for line in run.metrics.read() if line["step"] <= state.step]
+    lines = [
+        line
+        for line in run.metrics.read()
+        if type(line.get("step")) is int
+        and is_number(line.get("loss"))
+        and line["step"] <= state.step
+    ]
     measured = [
         {"step": line["step"], "train": line["loss"], "val": line.get("val_loss")}
         for line in lines
-        if line.get("val_loss") is not None or line is lines[-1]
+        if is_number(line.get("val_loss")) or line is lines[-1]
     ]
     best = min(
-        (entry for entry in measured if entry["val"] is not None),
+        (entry for entry in measured if is_number(entry["val"])),
         key=lambda entry: entry["val"],
         default=None,
     )

@@ -287,13 +287,13 @@ def _history(file: TinyGPT) -> Iterable[dict[str, Any]]:
         if not isinstance(entry, dict):
             continue
         step, loss, val = (entry.get(key) for key in ("step", "train", "val"))
-        if type(step) is not int or not last < step <= file.step or not _is_number(loss):
+        if type(step) is not int or not last < step <= file.step or not is_number(loss):
             continue
         last = step
         yield {
             "step": step,
             "loss": loss,
-            "val_loss": val if _is_number(val) else None,
+            "val_loss": val if is_number(val) else None,
             "lr": None,
             "grad_norm": None,
             "tokens_per_second": None,
@@ -301,5 +301,6 @@ def _history(file: TinyGPT) -> Iterable[dict[str, Any]]:
         }
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Tell whether a JSON value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
