@@ -16,6 +16,7 @@ import pytest
 
 from browser import served
 from needs import missing, require
+from op_vectors import save_for_page
 from posttrainllm.config import changed_settings
 from posttrainllm.sections import TrainConfig
 from web import WEB, assets, node_path
@@ -51,6 +52,7 @@ def _build(astro: Path, folder: Path) -> None:
     )
     assert result.returncode == 0, f"{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
     assets(folder / "data")
+    save_for_page(folder / "data" / "kernels")
 
 
 @contextlib.contextmanager

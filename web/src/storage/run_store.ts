@@ -218,10 +218,11 @@ export class BrowserStore implements RunStore {
 
   /** A run that is put together by `fill` and is there at once when all of it is; `fill` may name it. */
   async arriving(wanted: string, fill: (files: Files, name: string) => Promise<string>): Promise<string> {
-    const { folder, files } = await withLock(CHANGES, () => this.#claim("arriving", true));
+    const { max_name_bytes: most } = formsOf(this.#around.tables);
+    const { folder, files } = await withLock(CHANGES, () => this.#claim(plainName(wanted, most), true));
     const release = await this.#lock(folder, wanted);
     try {
-      const name = plainName(await fill(files, wanted), formsOf(this.#around.tables).max_name_bytes);
+      const name = plainName(await fill(files, wanted), most);
       return await withLock(CHANGES, async () => {
         const called = freeName(name, await this.#names());
         await this.#mark(files, { name: called, removed: null, arriving: false });
@@ -239,7 +240,7 @@ export class BrowserStore implements RunStore {
   async #lock(folder: string, name: string): Promise<Release> {
     const release = await takeLock(lockKey(folder));
     if (release === null) {
-      throw new StorageError(`run ${name} is being trained in another tab`, "go on there, or stop it there first");
+      throw new StorageError(`run ${name} is open on the Train page, here or in another tab`, "go on there, or leave it there first");
     }
     return release;
   }

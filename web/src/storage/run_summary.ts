@@ -47,7 +47,7 @@ export async function summaryOf(name: string, files: Files, tables: Tables, lock
   return {
     name, bytes, modified, problem, steps,
     preset: settings === null ? null : presetOf(tables, settings),
-    state: locked ? "running" : settings === null ? "damaged" : finished ? "finished" : "stopped",
+    state: settings === null ? "damaged" : finished ? "finished" : locked ? "running" : "stopped",
     step: Math.max(newest, value("step") ?? 0),
     loss: value("loss"),
     bestValLoss: state?.bestValLoss ?? value("val_loss"),
