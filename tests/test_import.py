@@ -146,10 +146,10 @@ def test_a_folder_that_somebody_is_filling_is_left_alone(tmp_path):
     inner: list[Path] = []
 
     def outer(folder: Path) -> None:
-        inner.append(stage_run(tmp_path, None, "two", lambda other: (other / "x").touch()))
+        inner.append(stage_run(tmp_path, None, "two", lambda other: (other / "x").touch())[0])
         assert folder.is_dir()
 
-    assert stage_run(tmp_path, None, "one", outer).name == "one"
+    assert stage_run(tmp_path, None, "one", outer)[0].name == "one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from posttrainllm.errors import CheckpointError
 from posttrainllm.runs.checkpoint_folder import remove
@@ -25,9 +26,13 @@ from posttrainllm.storage import sync_folder, write_error
 
 HIDDEN = ".new-"
 
+Filled = TypeVar("Filled")
 
-def stage_run(runs_dir: Path, name: str | None, base: str, fill: Callable[[Path], None]) -> Path:
-    """Let ``fill`` write into a new folder, then give it the name; return the run's folder.
+
+def stage_run(
+    runs_dir: Path, name: str | None, base: str, fill: Callable[[Path], Filled]
+) -> tuple[Path, Filled]:
+    """Let ``fill`` write into a new folder, then give it the name; return the run's folder and what ``fill`` did.
 
     Without a name it is ``base``, made fit for a folder, with a number behind it when it is taken.
 
@@ -45,7 +50,7 @@ def stage_run(runs_dir: Path, name: str | None, base: str, fill: Callable[[Path]
         raise write_error("create a run", runs_dir, error) from None
     try:
         with RunLock(folder):
-            fill(folder)
+            filled = fill(folder)
         try:
             (folder / LOCK_FILE).unlink()
             sync_folder(folder)
@@ -55,7 +60,7 @@ def stage_run(runs_dir: Path, name: str | None, base: str, fill: Callable[[Path]
             raise write_error("create a run", runs_dir, error) from None
     finally:
         remove(folder)  # after success there is none
-    return final
+    return final, filled
 
 
 def fit_name(base: str) -> str:

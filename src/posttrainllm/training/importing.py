@@ -92,34 +92,26 @@ def import_model(
             "openai-community/gpt2 --local-dir gpt2",
         )
     given = None if tokenizer is None else _tokenizer(tokenizer)
-    made: list[Imported] = []
+    path, made = stage_run(
+        runs_dir, name, _base(source), lambda folder: _fill(source, folder, given)
+    )
+    inside = path / "checkpoints" / made.checkpoint.path.name
+    return fields(made, path=path, checkpoint=fields(made.checkpoint, path=inside))
 
-    def fill(folder: Path) -> None:
+
+def _fill(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
+    """Make the run in an empty folder; what is wrong is said of the source, as the folder will be gone."""
+    try:
         if source.is_dir():
-            made.append(_from_folder(source, folder, given))
-        elif kind_of(source) == "tinygpt":
-            opened = read_file(source, moments=True)
-            assert opened.file is not None
-            _write(opened, folder, _tinygpt_config(opened.file))
-            made.append(_read_back(folder, f".tinygpt, {opened.file.dtype}"))
-        else:
-            made.append(_from_archive(source, folder, given))
-
-    def say_source(folder: Path) -> None:
-        try:
-            fill(folder)
-        except (
-            CheckpointError,
-            ConfigError,
-        ) as error:  # nobody can look into a folder that is gone
-            message = error.message.replace(str(folder / UNPACKED), str(source))
-            message = message.replace(str(folder), str(source))
-            raise CheckpointError(message, error.hint) from None
-
-    path = stage_run(runs_dir, name, _base(source), say_source)
-    imported = made[0]
-    inside = path / "checkpoints" / imported.checkpoint.path.name
-    return fields(imported, path=path, checkpoint=fields(imported.checkpoint, path=inside))
+            return _from_folder(source, folder, tokenizer)
+        if kind_of(source) == "tinygpt":
+            return _from_tinygpt(source, folder)
+        return _from_archive(source, folder, tokenizer)
+    except (CheckpointError, ConfigError) as error:
+        message = error.message.replace(str(folder / UNPACKED), str(source))
+        raise CheckpointError(message.replace(str(folder), str(source)), error.hint) from None
+    except OSError as error:
+        raise write_error(f"import {source.name}", folder.parent, error) from None
 
 
 def _base(source: Path) -> str:
@@ -148,20 +140,26 @@ def _from_folder(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imp
     return _read_back(folder, "model folder" if state is None else "checkpoint")
 
 
+def _from_tinygpt(source: Path, folder: Path) -> Imported:
+    opened = read_file(source, moments=True)
+    assert opened.file is not None
+    kind = f".tinygpt, {opened.file.dtype}"
+    _write(opened, folder, _tinygpt_config(opened.file))
+    del opened
+    return _read_back(folder, kind)
+
+
 def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
     inside = folder / UNPACKED
-    try:
-        inside.mkdir()
-        left = extract_model(source, inside).left
-        if is_run(inside):
-            for path in sorted(inside.iterdir()):
-                path.rename(folder / path.name)
-            imported = _check_run(folder)
-        else:
-            imported = _from_folder(inside, folder, tokenizer)
-        shutil.rmtree(inside)
-    except OSError as error:
-        raise write_error(f"unpack {source.name}", folder.parent, error) from None
+    inside.mkdir()
+    left = extract_model(source, inside).left
+    if is_run(inside):
+        for path in sorted(inside.iterdir()):
+            path.rename(folder / path.name)
+        imported = _check_run(folder)
+    else:
+        imported = _from_folder(inside, folder, tokenizer)
+    shutil.rmtree(inside)
     notices = imported.notices
     if left:
         shown = ", ".join(show(name) for name in left[:3]) + (", ..." if len(left) > 3 else "")
