@@ -125,7 +125,7 @@ def test_the_browsers_runtime_is_timed_in_node_with_its_threads(cells):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
+@pytest.mark.filterwarnings("ignore")  # torch's own, when it compiles
 def test_torch_compile_is_a_cell_of_its_own(cells):
     require("torch")
     found = bench(cells(["torch", "torch-compile"]), repeats=2)

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 from needs import require
-from posttrainllm.config import TrainConfig, load_config, replace
+from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engines.base import Batch
-from posttrainllm.errors import EngineError
-from posttrainllm.training.engine_choice import differences, training_engine
+from posttrainllm.training.engine_choice import training_engine
 
 torch = require("torch")
 
 from posttrainllm.pytorch import calls  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary  # noqa: E402
-from posttrainllm.pytorch.build import check_fused  # noqa: E402
-from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.gpt import GPT, Cache  # noqa: E402
 from posttrainllm.pytorch.loss import chunk_rows, cross_entropy, head_loss  # noqa: E402
-from posttrainllm.pytorch.optim import RING, Optimizer, muon_names, orthogonalized  # noqa: E402
+from posttrainllm.pytorch.optim import RING  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
 from torch_cases import (  # noqa: E402
     config_of,
@@ -308,200 +305,3 @@ def test_a_cache_that_is_looked_at_whole_gives_the_same_logits() -> None:
                     cache.advance(1)
         found.append(torch.stack(steps))
     assert (found[0] - found[1]).abs().max() <= 1e-13
-
-
-# ---- Muon -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(5, 5), (4, 9), (9, 4)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    found = orthogonalized(torch.randn(3, *shape, dtype=torch.float64))
-    values = torch.linalg.svdvals(found)
-    assert values.min() >= 0.6
-    assert values.max() <= 1.3
-
-
-def test_muon_updates_the_blocks_matrices_and_adamw_the_rest() -> None:
-    config = config_of(
-        optimizer__kind="muon", optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
-    )
-    plain = config_of(optimizer__weight_decay=0.0, optimizer__clip_norm=1e6)
-    engines = [engine_of(one) for one in (config, plain)]
-    start = engines[0].state().params
-    for engine in engines:
-        train(engine, 1)
-    muon, adamw = (engine.state() for engine in engines)
-    names = muon_names(config.model)
-    assert len(names) == 4 * config.model.n_layer
-    for name, value in muon.params.items():
-        if name not in names:
-            assert np.array_equal(value, adamw.params[name]), name
-            continue
-        moved = start[name] - value
-        cut = np.split(moved, 3, axis=1) if name.endswith("c_attn.weight") else [moved]
-        for part in cut:
-            singular = np.linalg.svd(part / (1e-2 * 0.2 * max(part.shape) ** 0.5), compute_uv=False)
-            assert singular.max() <= 1.3, name
-            assert singular[0] >= 0.6, name
-        assert not muon.v[name].any(), "Muon keeps no squares"
-        assert muon.m[name].any()
-
-
-def test_muon_learns_and_resumes_bit_by_bit() -> None:
-    config = config_of(optimizer__kind="muon")
-    whole = engine_of(config, "float32")
-    wanted = train(whole, 6)
-    engine = engine_of(config, "float32")
-    train(engine, 3)
-    state = engine.state()
-    again = TorchEngine(config, "cpu")
-    again.load(state.params, state.m, state.v)
-    assert train(again, 3, start=3) == wanted[3:]
-
-
-def test_a_bad_gradient_leaves_muons_momentum_alone() -> None:
-    config = config_of(optimizer__kind="muon")
-    engine = engine_of(config, "float32")
-    train(engine, 2)
-    before = engine.state()
-    engine.gradients(random_batch(config), inv_count=np.inf, first=True)
-    engine.update(scalars_of(config, 3, lr=1e-2))
-    assert not engine.results()[0].finite
-    for got, wanted in zip(parts(engine.state()), parts(before), strict=True):
-        assert largest_difference(got, wanted) == 0
-
-
-# ---- choices ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that says it has an NVIDIA card; enough to choose, not to compute."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-
-
-def torch_config(preset: str = "small", **settings: object) -> TrainConfig:
-    given = {name.replace("__", "."): value for name, value in settings.items()}
-    return replace(load_config(preset), {"engine.name": "torch", **given})
-
-
-def test_a_short_run_is_not_compiled_and_a_long_one_is(card: None) -> None:
-    short = choose(torch_config(model__dropout=0.1), None, training=True)
-    assert (short.device, short.precision, short.compiled) == ("cuda", "bf16", False)
-    assert "would win back" in short.compile_reason
-    long = choose(torch_config(model__dropout=0.1, training__steps=1_000_000), None, training=True)
-    assert long.compiled
-    for asked in ("on", "off"):
-        chosen = choose(torch_config(engine__compile=asked), None, training=True)
-        assert (chosen.compiled, chosen.compile_reason) == (asked == "on", "asked for")
-
-
-def test_every_choice_has_its_reason(card: None) -> None:
-    info = choose(torch_config(), None, training=True).info()
-    for key in ("precision", "kernels", "compile"):
-        assert info[f"{key}_reason"], key
-    assert info["step"] == "one CUDA graph"
-
-
-def test_layers_with_dropout_or_compiled_are_autograds(card: None) -> None:
-    assert choose(torch_config(), None, training=True).fused
-    for settings in (
-        {"model__dropout": 0.1}, {"engine__compile": "on"}, {"engine__fuse": False},
-        {"model__n_embd": 8192, "model__n_head": 8},
-    ):  # fmt: skip
-        chosen = choose(torch_config(**settings), None, training=True)
-        assert not chosen.fused
-        assert chosen.kernels_reason
-
-
-class _Wrong:
-    """The operations of a layer, one of them wrong."""
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(calls, name)
-
-    def gelu_backward(self, grad: Any, x: Any, tanh: bool, sum_cols: Any) -> Any:
-        if self.fault == "raises":
-            raise RuntimeError("no such card\nand more")
-        right = calls.gelu_backward(grad, x, tanh, sum_cols)
-        return right * float("nan") if self.fault == "nan" else right * 1.5
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("", ""),
-        ("wrong", "on this device they differ from autograd's by 0."),
-        ("nan", "on this device they differ from autograd's by nan in wte.weight"),
-        ("raises", "they do not run here: RuntimeError: no such card"),
-    ],
-)
-def test_fused_layers_that_fail_on_a_device_are_replaced_and_that_is_said(
-    fault: str, reason: str
-) -> None:
-    config = config_of()
-    engine = engine_of(config, "float32")
-    step = engine._step
-    operations = _Wrong(fault) if fault else calls
-    step.trunk = FusedTrunk(engine.trained, engine._arenas, operations)
-    found = check_fused(config, engine.choices, step, engine.trained, engine._arenas)
-    assert reason in found
-    assert bool(reason) == bool(found)
-    assert isinstance(step.trunk, AutogradTrunk if fault else FusedTrunk)
-    whole = engine_of(config, "float32")
-    got, wanted = train(engine, 5), train(whole, 5)
-    assert max(abs(a.loss - b.loss) for a, b in zip(got, wanted, strict=True)) <= 1e-6
-
-
-def test_tf32_is_refused_where_there_is_none() -> None:
-    with pytest.raises(
-        EngineError, match="tf32 is a form of arithmetic of NVIDIA's cards"
-    ) as caught:
-        TorchEngine(torch_config(engine__precision="tf32", engine__device="cpu"))
-    assert caught.value.hint == "leave engine.precision out, or ask for float32"
-
-
-def test_a_resumed_run_keeps_what_was_chosen(card: None) -> None:
-    before = {
-        "engine": "torch",
-        "device": "cuda",
-        "threads": 3,
-        "precision": "tf32",
-        "compile": "on",
-    }
-    config = as_before(torch_config(), before).engine
-    assert (config.threads, config.precision, config.compile) == (3, "tf32", "on")
-    elsewhere = as_before(torch_config(), {**before, "device": "mps"}).engine
-    assert (elsewhere.threads, elsewhere.precision, elsewhere.compile) == (3, "auto", "auto")
-    given = as_before(torch_config(engine__precision="bf16"), before).engine
-    assert given.precision == "bf16"
-
-
-def test_reasons_are_no_difference_between_engines() -> None:
-    one = {"engine": "torch", "precision": "bf16", "precision_reason": "asked for"}
-    assert differences({**one, "precision_reason": "fast"}, one) == []
-    assert differences({**one, "precision": "tf32"}, one) == ["precision: bf16 -> tf32"]
-
-
-def test_the_estimate_of_a_step_grows_with_the_work() -> None:
-    small, large = (sum(step_seconds(torch_config(name), "bf16")) for name in ("small", "large"))
-    assert small < large
-    twice = sum(step_seconds(torch_config(data__accumulation=2), "bf16"))
-    assert abs(twice - 2 * small) <= 1e-12
-
-
-def test_the_optimizer_reports_what_it_saw() -> None:
-    config = config_of()
-    arenas = Arenas(config.model, device=torch.device("cpu"))
-    arenas.flat_grads.fill_(0.5)
-    optimizer = Optimizer(arenas, config.optimizer)
-    optimizer.step(torch.tensor([1.0, 0.1, 0.1, 0.05]), torch.tensor(2.5))
-    norm = 0.5 * arenas.flat_grads.numel() ** 0.5
-    assert optimizer.ring[0].tolist() == pytest.approx([2.5, norm, 0.0])
-    assert optimizer.counter.item() == 1

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from gpu_common import batches
+from torch_probes import FORMS, profile
 
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engines.base import Batch, StepScalars
@@ -194,16 +195,13 @@ def dropout() -> dict[str, Any]:
 
 
 CASES: list[tuple[str, str, tuple[str, ...]]] = [
-    (preset, f"{precision}{' compiled' if compiled == 'on' else ''}",
-     (f"engine.precision={precision}", f"engine.compile={compiled}"))
-    for preset in ("small", "medium", "large", "xl", "huge", "mega")
-    for precision, compiled in (("float32", "off"), ("tf32", "off"), ("bf16", "off"), ("bf16", "on"))
+    (preset, f"{precision} {form}",
+     (f"engine.precision={precision}", *settings, *(GPT2 if preset == "gpt2" else ())))
+    for precision in ("bf16", "float32", "tf32")
+    for form, settings in FORMS.items()
+    for preset in ("small", "medium", "large", "xl", "huge", "mega", "gpt2")
 ]  # fmt: skip
-CASES += [
-    ("gpt2", f"{precision}{' compiled' if compiled == 'on' else ''}",
-     (f"engine.precision={precision}", f"engine.compile={compiled}", *GPT2))
-    for precision, compiled in (("bf16", "off"), ("bf16", "on"), ("float32", "off"))
-]  # fmt: skip
+"""Preset, form and settings of everything that can be timed."""
 
 
 def steps() -> dict[str, Any]:
@@ -211,7 +209,7 @@ def steps() -> dict[str, Any]:
     wanted = (
         GIVEN.presets.split(",") if GIVEN.presets else ["small", "medium", "large", "xl", "gpt2"]
     )
-    forms = GIVEN.forms.split(",") if GIVEN.forms else ["bf16", "bf16 compiled"]
+    forms = GIVEN.forms.split(",") if GIVEN.forms else ["bf16 fused", "bf16 compiled"]
     for preset, form, settings in CASES:
         if preset not in wanted or form not in forms:
             continue
@@ -269,7 +267,7 @@ def step_times(config: TrainConfig) -> dict[str, Any]:
         "flops_per_step": flops, "bytes_per_step": step_bytes(config), "planned_bytes": engine.nbytes,
         "peak_bytes": torch.cuda.max_memory_allocated(), "loss": last.loss, "info": engine.info,
     }  # fmt: skip
-    print(f"steps {config.preset:7s} {engine.info['precision']:8s} compile {engine.info['compile']:3s} "
+    print(f"steps {config.preset:7s} {engine.info['precision']:8s} {engine.info['kernels']:16s} compile {engine.info['compile']:3s} "
           f"{median:8.3f} ms  min {min(times):8.3f}  host {row['host_ms']:7.3f}  first {first:6.2f} s  "
           f"{row['tokens_per_second'] / 1e3:9.1f}k tok/s  {flops / median / 1e9:6.1f} TFLOP/s  loss {last.loss:.4f}",
           flush=True)  # fmt: skip
@@ -342,43 +340,6 @@ def first() -> dict[str, Any]:
     return found
 
 
-def profile() -> dict[str, Any]:
-    import torch
-
-    found: dict[str, Any] = {}
-    for preset, settings in (("small", ()), ("gpt2", ("data.batch_size=32",))):
-        for compiled in ("off", "on"):
-            if not within(45):
-                continue
-            config = config_of(preset, f"engine.compile={compiled}", *settings)
-            engine = opened(config)
-            source = random_batches(config)
-            for index in range(3):
-                engine.gradients(source[index], inv_count=1e-4, first=True)
-                engine.update(StepScalars(1e-5, 0.1, 0.05))
-            torch.cuda.synchronize()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-                for index in range(3):
-                    engine.gradients(source[index], inv_count=1e-4, first=True)
-                    engine.update(StepScalars(1e-5, 0.1, 0.05))
-                torch.cuda.synchronize()
-            rows = sorted(seen.key_averages(), key=lambda row: -row.device_time_total)
-            total = sum(row.device_time_total for row in rows) / 3e3
-            calls = sum(row.count for row in rows) / 3
-            lines = [
-                f"{row.device_time_total / 3e3:9.4f} ms {row.count / 3:6.1f}x {row.key[:110]}"
-                for row in rows[:24]
-            ]
-            print(
-                f"profile {preset} compile {compiled}: {total:.3f} ms of kernels, {calls:.0f} of them",
-                flush=True,
-            )
-            print("\n".join(lines), flush=True)
-            found[f"{preset} {compiled}"] = {"ms": total, "kernels": calls, "rows": lines}
-            engine.close()
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -391,7 +352,7 @@ def main() -> None:
     GIVEN.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "info": info, "kernels": kernels, "parity": parity, "bf16": bf16, "dropout": dropout,
-        "steps": steps, "first": first, "profile": profile, "levers": levers,
+        "steps": steps, "first": first, "profile": lambda: profile(opened, config_of, random_batches, within), "levers": levers,
     }  # fmt: skip
     results: dict[str, Any] = {}
     for part in GIVEN.parts.split(","):
