@@ -17,7 +17,8 @@ const WIDE = 0xffffffff; // in a 32-bit field: the 64-bit record says it
 const UTF8 = 1 << 11;
 const REGULAR = 0o100644 * 0x10000; // a plain file, readable by all
 
-export async function zipOf(files: Iterable<ZipFile>): Promise<Blob> {
+/** `limit`: from which size on the 64-bit records say it; lower ones are for tests. */
+export async function zipOf(files: Iterable<ZipFile>, limit = WIDE): Promise<Blob> {
   const parts: (Bytes | Blob)[] = [];
   const directory: Bytes[] = [];
   let at = 0;
@@ -26,13 +27,13 @@ export async function zipOf(files: Iterable<ZipFile>): Promise<Blob> {
     for await (const piece of piecesOf(content)) crc = crc32(piece, crc);
     const name = new TextEncoder().encode(path);
     const fields = { name, crc, size: content.size, stamp: dosTime(new Date(modified)) };
-    const local = localHeader(fields);
-    directory.push(centralHeader(fields, at));
+    const local = localHeader(fields, limit);
+    directory.push(centralHeader(fields, at, limit));
     parts.push(local, content);
     at += local.length + content.size;
   }
   const bytes = directory.reduce((sum, header) => sum + header.length, 0);
-  return new Blob([...parts, ...directory, ending(directory.length, bytes, at)], { type: "application/zip" });
+  return new Blob([...parts, ...directory, ending(directory.length, bytes, at, limit)], { type: "application/zip" });
 }
 
 interface Fields {
@@ -62,33 +63,32 @@ function record(fields: readonly Field[], ...rest: Uint8Array[]): Bytes {
   return all;
 }
 
-const wide = (value: number): boolean => value >= WIDE;
-const narrow = (value: number): number => (wide(value) ? WIDE : value);
+const narrow = (value: number, limit: number): number => (value >= limit ? WIDE : value);
 const extra = (values: readonly number[]): Bytes =>
   values.length === 0 ? new Uint8Array(0) : record([[2, 1], [2, 8 * values.length], ...values.map((value): Field => [8, value])]);
 
-function localHeader({ name, crc, size, stamp }: Fields): Bytes {
-  const more = extra(wide(size) ? [size, size] : []);
+function localHeader({ name, crc, size, stamp }: Fields, limit: number): Bytes {
+  const more = extra(size >= limit ? [size, size] : []);
   return record(
-    [[4, 0x04034b50], [2, wide(size) ? 45 : 20], [2, UTF8], [2, 0], [4, stamp], [4, crc], [4, narrow(size)], [4, narrow(size)],
+    [[4, 0x04034b50], [2, size >= limit ? 45 : 20], [2, UTF8], [2, 0], [4, stamp], [4, crc], [4, narrow(size, limit)], [4, narrow(size, limit)],
       [2, name.length], [2, more.length]],
     name, more,
   );
 }
 
-function centralHeader({ name, crc, size, stamp }: Fields, at: number): Bytes {
-  const more = extra([...(wide(size) ? [size, size] : []), ...(wide(at) ? [at] : [])]);
+function centralHeader({ name, crc, size, stamp }: Fields, at: number, limit: number): Bytes {
+  const more = extra([...(size >= limit ? [size, size] : []), ...(at >= limit ? [at] : [])]);
   return record(
-    [[4, 0x02014b50], [2, 0x0300 + 45], [2, more.length > 0 ? 45 : 20], [2, UTF8], [2, 0], [4, stamp], [4, crc], [4, narrow(size)],
-      [4, narrow(size)], [2, name.length], [2, more.length], [2, 0], [2, 0], [2, 0], [4, REGULAR], [4, narrow(at)]],
+    [[4, 0x02014b50], [2, 0x0300 + 45], [2, more.length > 0 ? 45 : 20], [2, UTF8], [2, 0], [4, stamp], [4, crc], [4, narrow(size, limit)],
+      [4, narrow(size, limit)], [2, name.length], [2, more.length], [2, 0], [2, 0], [2, 0], [4, REGULAR], [4, narrow(at, limit)]],
     name, more,
   );
 }
 
-function ending(entries: number, bytes: number, at: number): Bytes {
+function ending(entries: number, bytes: number, at: number, limit: number): Bytes {
   const short = record([[4, 0x06054b50], [2, 0], [2, 0], [2, Math.min(entries, 0xffff)], [2, Math.min(entries, 0xffff)],
-    [4, narrow(bytes)], [4, narrow(at)], [2, 0]]);
-  if (!wide(at) && !wide(bytes) && entries < 0xffff) return short;
+    [4, narrow(bytes, limit)], [4, narrow(at, limit)], [2, 0]]);
+  if (at < limit && bytes < limit && entries < 0xffff) return short;
   return record(
     [[4, 0x06064b50], [8, 44], [2, 45], [2, 45], [4, 0], [4, 0], [8, entries], [8, entries], [8, bytes], [8, at],
       [4, 0x07064b50], [4, 0], [8, at + bytes], [4, 1]],
