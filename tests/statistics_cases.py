@@ -17,6 +17,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "corpus_split_near": (u64, [u64, f64]),
     "corpus_split": (u64, [pointer, u64, f64]),
     "corpus_validation_offsets": (u64, [pointer, u64, u64, u64]),
+    "movement_add": (None, [pointer, pointer, pointer, u64]),
+    "movement_ratio": (f64, [pointer]),
     "counting_runs": (u64, [pointer, pointer, u64, u32]),
     "counting_bytes": (u64, [u64, u32]),
     "counting_begin": (None, [pointer, u64, u32]),

@@ -247,3 +247,21 @@ def test_the_order_of_actions_and_warnings_is_that_of_the_header() -> None:
         assert codes[name.upper()] == str(number)
     assert [codes[name] for name in ("FITS", "MEMORISES", "TOO_LARGE")] == ["0", "1", "2"]
     assert writing.WARNINGS == (None, "memorises", "too_large")
+
+
+def test_an_update_ratio_is_that_of_the_norms(cpp: Any) -> None:
+    draw = np.random.default_rng(3)
+    tensors = [draw.normal(size=n).astype(np.float32) for n in (1, 97, 4096)]
+    moved = [
+        values + np.float32(1e-3) * draw.normal(size=len(values)).astype(np.float32)
+        for values in tensors
+    ]
+    sums = np.zeros(2)
+    for after, before in zip(moved, tensors, strict=True):
+        for part in (slice(0, 50), slice(50, None)):
+            now, was = after[part].copy(), before[part].copy()
+            cpp.movement_add(sums.ctypes.data, now.ctypes.data, was.ctypes.data, len(now))
+    before, after = (np.concatenate(parts).astype(np.float64) for parts in (tensors, moved))
+    wanted = np.linalg.norm(after - before) / np.linalg.norm(before)
+    assert cpp.movement_ratio(sums.ctypes.data) == pytest.approx(wanted, rel=1e-12)
+    assert cpp.movement_ratio(np.zeros(2).ctypes.data) == 0

@@ -158,8 +158,8 @@ CODE = [
 ]
 ARITHMETIC = {  # where a number that is shown is computed from another one
     "components/train/Details.svelte": {"exp"},  # perplexity
-    "components/site/numbers.ts": set(),
     "runtime/words.ts": {"log10"},  # digits
+    "storage/foreign.ts": {"log"},  # which preset is nearest in size
 }
 
 

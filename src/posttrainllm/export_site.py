@@ -138,6 +138,7 @@ def site() -> dict[str, Any]:
         },
         "recommend": {"seconds": 600, "more_seconds": 120},
         "snapshot_s": 60,
+        "movement_most": 30_000_000,
         "glimpse": {"share": 0.04, "least_s": 1.5},
         "prompt_divisor": PROMPT_DIVISOR,
         "kept_divisor": KEPT_DIVISOR,

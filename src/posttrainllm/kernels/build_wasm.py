@@ -30,7 +30,7 @@ LINK_FLAGS = (
 )
 
 # What statistics.h declares: for hosts without Python, and no engine needs it.
-STATISTICS = ("corpus.cpp", "counting.cpp", "likeness.cpp", "writing.cpp")
+STATISTICS = ("corpus.cpp", "counting.cpp", "likeness.cpp", "movement.cpp", "writing.cpp")
 
 # Shared memory needs a limit, and the compiler takes none above 32 bits: ``finish`` sets ours.
 SHARED_FLAGS = ("-Wl,--shared-memory", f"-Wl,--max-memory={(1 << 32) - PAGE}")

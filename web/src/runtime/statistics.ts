@@ -166,6 +166,23 @@ export class Statistics {
     return starts.map((start) => part.subarray(start, start + length));
   }
 
+  /** How far a layer's tensors moved, compared with their size: |after - before| / |before| over all of them. */
+  movement(tensors: Iterable<readonly [after: Float32Array, before: Float32Array]>): number {
+    const facts = this.#facts;
+    const most = PIECE / 8; // numbers of both in a piece
+    new Float64Array(facts.memory.buffer, facts.small, 2).fill(0);
+    const [given, was] = [facts.piece, facts.piece + PIECE / 2].map((at) => new Float32Array(facts.memory.buffer, at, most)) as [Float32Array, Float32Array];
+    for (const [after, before] of tensors) {
+      for (let at = 0; at < after.length; at += most) {
+        const part = after.subarray(at, at + most);
+        given.set(part);
+        was.set(before.subarray(at, at + most));
+        facts.run("movement_add", facts.small, given.byteOffset, was.byteOffset, BigInt(part.length));
+      }
+    }
+    return facts.run("movement_ratio", facts.small);
+  }
+
   /** Where a loss stands among the lines: "below triples (2.05)". */
   standing(loss: number, lines: readonly CountingLine[]): string {
     const { sentences } = this.#tables.writing;

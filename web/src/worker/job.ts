@@ -6,7 +6,7 @@
 // What this is not: arithmetic, the learning rate, which windows are read (the engine, the control
 // module), or files (storage/).
 import { EngineLost } from "../runtime/engine.ts";
-import type { Engine, StepResult } from "../runtime/engine.ts";
+import type { Engine, StepResult, Tensors } from "../runtime/engine.ts";
 import { number } from "../runtime/program.ts";
 import type { Statistics } from "../runtime/statistics.ts";
 import type { Settings } from "../runtime/tables.ts";
@@ -17,6 +17,7 @@ import type { Choice, Place } from "./engines.ts";
 import { Outbox } from "./outbox.ts";
 import { Judge } from "./judge.ts";
 import { evaluate } from "./measure.ts";
+import { movementOf } from "./movement.ts";
 import type { Facts, MetricLine, StorePlace } from "./protocol.ts";
 import { Refused } from "./refusal.ts";
 import { Samples } from "./samples.ts";
@@ -213,10 +214,12 @@ export class Job {
     if (this.#step < this.#steps) this.#outbox.phase("training");
     while (this.#step < this.#steps && this.#wish === "go") {
       this.#step++;
+      const before = this.#looksAtMovement ? (await this.#engine.state()).params : null;
       const lr = await trainStep(this.#engine, this.#settings, corpus.train, this.#step);
       pending.push({ step: this.#step, lr });
       const stands = this.#step === this.#steps || this.#due("training.eval_every") || this.#due("training.sample_every");
       await take(stands);
+      if (before !== null) await this.#setAside(() => this.#tellMovement(before));
       if (stands || this.#samples.glimpseIsDue()) {
         await take(true);
         await this.#setAside(() => this.#sample(stands));
@@ -229,6 +232,16 @@ export class Job {
     }
     await take(true);
     this.#outbox.flush();
+  }
+
+  /** With every evaluation, for models that are quickly read. */
+  get #looksAtMovement(): boolean {
+    return this.#parts.facts.parameters <= this.#site.movement_most && this.#due("training.eval_every");
+  }
+
+  async #tellMovement(before: Tensors): Promise<void> {
+    const { params } = await this.#engine.state();
+    this.#outbox.tell({ kind: "movement", movement: movementOf(this.#parts.statistics, this.#step, params, before) });
   }
 
   get #site(): ReturnType<typeof siteOf> {

@@ -89,6 +89,12 @@ export interface Verdict extends Judgement {
   readonly copied: string;
 }
 
+/** How far one step moved the numbers of each layer, compared with their size. */
+export interface Movement {
+  readonly step: number;
+  readonly layers: readonly { readonly name: string; readonly ratio: number }[];
+}
+
 export type Phase =
   | "opening"
   | "training"
@@ -145,6 +151,7 @@ export type FromWorker =
   | { readonly kind: "progress"; readonly step: number; readonly steps: number; readonly lines: readonly MetricLine[] }
   | { readonly kind: "sample"; readonly sample: SampleLine }
   | { readonly kind: "saved"; readonly step: number }
+  | { readonly kind: "movement"; readonly movement: Movement }
   /** The engine was lost: training went back from step `at` to the last snapshot. */
   | { readonly kind: "recovered"; readonly at: number; readonly from: number; readonly why: string }
   /** Another engine than the one that `started` named. */

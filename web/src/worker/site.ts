@@ -48,6 +48,8 @@ export interface Site {
   readonly probe: Readonly<Record<EngineName, { readonly preset: string; readonly least_ms: number }>>;
   readonly recommend: { readonly seconds: number; readonly more_seconds: number };
   readonly snapshot_s: number;
+  /** Parameters of the largest model whose movement is looked at. */
+  readonly movement_most: number;
   readonly glimpse: { readonly share: number; readonly least_s: number };
   readonly prompt_divisor: number;
   readonly kept_divisor: number;

@@ -34,6 +34,14 @@ uint64_t corpus_split(const uint8_t* near, uint64_t n, double fraction);
 //   out (wanted, or n_val / n_ctx when that is 0); it may be null to learn the number.
 uint64_t corpus_validation_offsets(int64_t* out, uint64_t n_val, uint64_t wanted, uint64_t n_ctx);
 
+// ---- movement.cpp: how far a step moves the numbers of a layer ---------------------------------
+
+// The update ratio |after - before| / |before| (norms over all tensors of a layer), in float64.
+//   sums (2): zero at first, then the squares of what moved and of what was. Tensors of n numbers
+//   are added one after the other, in pieces of any size. The ratio of all-zero tensors is 0.
+void movement_add(double* sums, const float* after, const float* before, uint64_t n);
+double movement_ratio(const double* sums);
+
 // ---- counting.cpp: losses of tables of n-grams -------------------------------------------------
 
 // The stretches of a part that are counted: all of it, or RUNS evenly spaced ones of a long part.

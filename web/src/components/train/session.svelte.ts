@@ -4,8 +4,9 @@
 // run goes on from the last snapshot. Read next: worker/job.ts.
 import type { Settings } from "../../runtime/tables.ts";
 import type {
-  EngineChoice, Facts, FromWorker, MetricLine, Phase, Refusal, SampleLine, Speed, StorePlace, TextSource, ToWorker, Verdict,
+  EngineChoice, Facts, FromWorker, MetricLine, Movement, Phase, Refusal, SampleLine, Speed, StorePlace, TextSource, ToWorker, Verdict,
 } from "../../worker/protocol.ts";
+import { askToKeep } from "../../storage/keep.ts";
 import { Desk } from "../site/desk.ts";
 import { Curve } from "./curve.ts";
 
@@ -38,6 +39,7 @@ class Session {
   last = $state.raw<MetricLine | null>(null);
   samples = $state.raw<readonly SampleLine[]>([]);
   verdict = $state.raw<Verdict | null>(null);
+  movement = $state.raw<Movement | null>(null);
   saved = $state(0);
   notices = $state.raw<readonly string[]>([]);
   problem = $state.raw<Refusal | null>(null);
@@ -74,6 +76,7 @@ class Session {
 
   start(wish: Wish): void {
     this.#fresh();
+    void askToKeep();
     this.#engine = wish.engine;
     this.#worker().post({ kind: "train", settings: plain(wish.settings), text: wish.text, engine: wish.engine, place: wish.place });
   }
@@ -122,6 +125,7 @@ class Session {
     this.phase = "opening";
     this.problem = null;
     this.verdict = null;
+    this.movement = null;
     this.notices = [];
     this.samples = [];
     this.last = null;
@@ -194,6 +198,9 @@ class Session {
       case "saved":
         this.saved = message.step;
         this.#deaths = 0;
+        break;
+      case "movement":
+        this.movement = message.movement;
         break;
       case "recovered":
         this.#note(`The engine was lost at step ${message.at} (${message.why}); going on from step ${message.from}, ${message.at - message.from} steps are done again.`);
