@@ -15,7 +15,7 @@ export type { RunSummary } from "./run_summary.ts";
 export { RunHandle } from "./run_handle.ts";
 export type { Latest, MetricLine, SampleLine } from "./run_handle.ts";
 export type { CorpusIdentity, SnapshotFacts, TrainerState } from "./checkpoint.ts";
-export { askToKeep } from "./run_store.ts";
+export { askToKeep } from "./keep.ts";
 
 export interface StoreOptions {
   /** The address of the files that export_web.py wrote, with a slash at its end. */

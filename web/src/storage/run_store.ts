@@ -11,6 +11,7 @@ import { fromToml, presetOf, toToml } from "./config.ts";
 import { showBytes, StorageError, writeError } from "./errors.ts";
 import type { Bytes, Files, Shelf } from "./files.ts";
 import { formsOf } from "./forms.ts";
+import { askToKeep } from "./keep.ts";
 import { heldLocks, takeLock, withLock } from "./locks.ts";
 import type { Release } from "./locks.ts";
 import { RunHandle } from "./run_handle.ts";
@@ -281,12 +282,6 @@ export class BrowserStore implements RunStore {
     if (found === undefined) throw new StorageError(`there is no run ${name} in this browser`, "it was removed, or is kept in another browser");
     return found;
   }
-}
-
-/** Asks the browser, once a run exists, not to clear this page's storage when it needs room. */
-export async function askToKeep(): Promise<void> {
-  const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
-  if (storage?.persist !== undefined && !(await storage.persisted())) await storage.persist();
 }
 
 /** Bytes that the browser still gives this page; null when it does not say. */
