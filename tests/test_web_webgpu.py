@@ -70,6 +70,7 @@ def choice_cases() -> list[dict[str, Any]]:
         limits = Limits(
             workgroup_bytes=draw.choice([16384, 32768, 49152]),
             subgroups=draw.choice([0, 1]),
+            checked=draw.choice([0, 1, 1]),
             binding_bytes=2**31 - 4 if index < len(PRESETS) else binding,
         )
         names = draw.choice(["", "subgroups", "slices64", "tile32", "blocked", "rows", "apart"])

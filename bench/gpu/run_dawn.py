@@ -148,7 +148,7 @@ def curves(node: Node) -> dict[str, Any]:
     from posttrainllm.training.engine_choice import initial_parameters
 
     found = {}
-    for preset, steps in (("small", 200), ("large", 30)):
+    for preset, steps in (("small", 200), ("large", 30)) if not GIVEN.count else (("tiny", 5),):
         config = gentle(preset)
         got = node.steps("webgpu", config, losses=steps)["losses"]
         programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
@@ -167,15 +167,16 @@ def steps(node: Node) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for preset in GIVEN.presets.split(",") if GIVEN.presets else STEPS:
         config = load_config(preset)
-        for engine in ("webgpu", "wasm"):
+        for engine in GIVEN.engines.split(","):
             if not within(20):
                 print("steps", preset, engine, "no time left", flush=True)
                 continue
             fast = engine == "webgpu"
-            count = 1 if not fast and preset in SLOW else 10 if not fast or preset in SLOW else 40
+            count = 40 if fast and preset not in SLOW else 10 if fast else 1
+            count = GIVEN.count or count
             try:
                 row = node.steps(
-                    engine, config, steps=count, repeats=12, most=2500 if fast else 3500
+                    engine, config, steps=count, repeats=12, most=2500 if fast else 6000
                 )
             except Exception as error:
                 traceback.print_exc()
@@ -220,7 +221,7 @@ def keep_records(found: dict[str, Any], out: Path, case: str) -> None:
             record = make_record(
                 "step", case, engine=f"{engine}-node", info=shown,
                 config=[load_config(row["preset"]) for row in rows], rows=rows,
-                method={"warmup": 2, "repeats": 12, "at_most_s": 3.5, "read back": "once a repeat", "dawn": GIVEN.dawn_version},
+                method={"warmup": 2, "repeats": 12, "at_most_s": 6, "read back": "once a repeat", "dawn": GIVEN.dawn_version},
             )  # fmt: skip
             write_record(record, out)
 
@@ -282,7 +283,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="info,steps,curves,behemoth,ops,variants")
     parser.add_argument("--presets", default="")
+    parser.add_argument("--engines", default="webgpu,wasm")
     parser.add_argument("--variants", default="small,large,xl,huge,mega")
+    parser.add_argument("--count", type=int, default=0, help="steps timed together (0: by preset)")
     parser.add_argument("--elements", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=170.0)
     parser.parse_args(namespace=GIVEN)

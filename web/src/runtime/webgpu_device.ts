@@ -78,6 +78,7 @@ export class GpuDevice {
       subgroups: Number(device.features.has("subgroups")),
       binding_bytes: this.bindingBytes,
       half: 0,
+      checked: 1,
     };
     let lose: (error: EngineLost) => void = () => {};
     this.lost = new Promise<never>((_, reject) => (lose = reject));

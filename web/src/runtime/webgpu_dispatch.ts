@@ -63,6 +63,8 @@ export interface Limits {
   readonly binding_bytes: number;
   /** 1 where half precision was asked for, and is there. */
   readonly half: number;
+  /** 1 where shaders have run-time checks, as browsers and Dawn give them: other tiles are fast there. */
+  readonly checked: number;
 }
 
 /** [begin, end) in elements. */

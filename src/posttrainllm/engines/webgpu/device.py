@@ -139,6 +139,7 @@ class GpuDevice:
             subgroups=int("subgroup" in features),
             binding_bytes=self.binding_bytes,
             half=int(half),
+            checked=int(checked),
         )
         self._modules: dict[str, Any] = {}
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
