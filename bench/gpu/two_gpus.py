@@ -23,12 +23,13 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from two_gpus_ranks import REPEATS, ROWS, STEPS
+from two_gpus_ranks import REPEATS, ROWS, STEPS, VARIANTS
 
 from posttrainllm.config import load_config
 from posttrainllm.lab.benchmark_record import make_record, write_record
@@ -37,7 +38,7 @@ BEGAN = time.monotonic()
 SMALL = [
     "--preset=small", "--engine=torch", "--steps=20", "--set=training.checkpoint_every=10",
     "--set=training.keep_checkpoints=4", "--set=training.eval_every=0", "--set=training.sample_every=0",
-    "--set=training.sample_tokens=0", "--set=engine.precision=float32",
+    "--set=training.sample_tokens=0", "--set=training.final_windows=16", "--set=engine.precision=float32",
     "--set=schedule.learning_rate=1e-3", "--set=schedule.warmup_steps=10",
 ]  # fmt: skip
 
@@ -52,18 +53,22 @@ def torchrun(job: str, preset: str, folder: Path, seconds: float) -> dict[str, A
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(Path(__file__).with_name("two_gpus_ranks.py")), "--job", job, "--preset", preset, "--out", str(out),
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "8"}
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, env=environment, timeout=seconds, capture_output=True, text=True
-        )
-        said = (done.stdout + done.stderr)[-3000:]
-    except subprocess.TimeoutExpired as error:
-        said = f"timeout: {(error.stdout or b'')[-1500:]!r} {(error.stderr or b'')[-1500:]!r}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "8", "GLOO_SOCKET_IFNAME": "lo"}
+    began, log = time.monotonic(), folder / f"{job}-{preset}.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # its agent ends the ranks
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+            process.wait()
+    said = log.read_text()[-3000:]
     found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {}
     found["seconds"] = time.monotonic() - began
-    if "error" in found or len(found) < 3:
+    if "error" in found or process.returncode:
         found["said"] = said
     print(job, preset, f"{found['seconds']:.0f} s", json.dumps(found)[:1500], flush=True)
     return found
@@ -122,7 +127,8 @@ def checkpoints(runs: Path, parallel: str) -> dict[str, Any]:
     found: dict[str, Any] = {"said": []}
     for count, name in names.items():
         done = train(runs, *flags, f"--name={name}", f"--nproc={count}")
-        found["said"] += [done.stderr] if done.returncode else []
+        if done.returncode:
+            return {"said": done.stderr[-1500:], "code": done.returncode, "run": name}
     for before, after in ((2, 2), (2, 1), (1, 2)):
         new = f"{parallel}-{before}-{after}"
         from_step_10(runs, names[before], new)
@@ -185,11 +191,12 @@ def record_speed(found: dict[str, Any], extra: dict[str, Any], folder: Path) -> 
     info: dict[str, Any] = {}
     for preset, rows_of in ROWS.items():
         measured = found.get(preset, {})
-        one = measured.get("one")
-        for name in ("one", "ddp", "ddp-one-bucket", "fsdp"):
+        alone = [measured[name] for name in ("one", "one-compiled") if name in measured]
+        one = max(alone, key=lambda row: row["tokens_per_second"], default=None)
+        for name in VARIANTS[preset]:
             if name not in measured:
                 continue
-            gpus = 1 if name == "one" else 2
+            gpus = 1 if name.startswith("one") else 2
             row = {k: v for k, v in measured[name].items() if k != "info"}
             info = info or measured[name]["info"]
             efficiency = (
@@ -204,7 +211,8 @@ def record_speed(found: dict[str, Any], extra: dict[str, Any], folder: Path) -> 
         configs.append(
             load_config(preset, flags={"engine.name": "torch", "data.batch_size": rows_of})
         )
-    method = {"warmup": 5, "repeats": REPEATS, "steps_a_repeat": STEPS, "scaling": "weak: rows_a_gpu on every GPU",
+    method = {"warmup": 5, "repeats": REPEATS, "steps_a_repeat": STEPS,
+              "scaling": "weak: rows_a_gpu on every GPU; efficiency against the fastest way on one",
               "command": "python bench/gpu/two_gpus.py --out FOLDER", **extra}  # fmt: skip
     write_record(
         make_record(
@@ -265,24 +273,16 @@ def main() -> None:
     if "parity" in parts:
         found["parity"] = {}
         for preset in given.parity_presets.split(","):
-            found["parity"][preset] = torchrun("parity", preset, folder, min(90, left()))
+            found["parity"][preset] = torchrun("parity", preset, folder, min(70, left()))
             save()
     if "speed" in parts:
         for preset in given.presets.split(","):
             if left() > 40:
-                found[preset] = torchrun("speed", preset, folder, min(120, left()))
+                found[preset] = torchrun("speed", preset, folder, min(150, left()))
                 save()
     if "product" in parts and left() > 20:
         found["product"] = product(folder)
         save()
-    if "speed" in parts:
-        for preset in given.presets.split(","):
-            if left() > 35 and "ddp" in found.get(preset, {}):
-                again = torchrun("speed-one-bucket", preset, folder, min(80, left()))
-                found[preset]["ddp-one-bucket"] = again.get("ddp")
-                if again.get("ddp") is None:
-                    del found[preset]["ddp-one-bucket"]
-                save()
     extra = {"link": found.get("info", {}), "nccl": found.get("gpt2", {}).get("nccl")}
     if any(preset in found for preset in ROWS):
         record_speed(found, extra, given.out)

@@ -1,6 +1,6 @@
 """What ``two_gpus.py`` runs under torchrun, a process a card: losses against one card's, and the time and memory of steps.
 
-    torchrun --standalone --nproc-per-node 2 bench/gpu/two_gpus_ranks.py --job parity|speed|speed-one-bucket --preset NAME --out FILE
+    torchrun --standalone --nproc-per-node 2 bench/gpu/two_gpus_ranks.py --job parity|speed --preset NAME --out FILE
 
 Rank 0 measures and writes the file; the other one follows, as in a training.
 """
@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,21 @@ from posttrainllm.pytorch.engine import TorchEngine
 from posttrainllm.pytorch.ranks import ranks_here
 
 PARITY_STEPS, REPEATS, STEPS = 50, 12, 4
-ROWS = {"gpt2": 32, "behemoth": 16}  # a GPU
+ROWS = {"gpt2": 32, "behemoth": 16, "tiny": 4}  # a GPU
 CUDA = torch.cuda.is_available()
+LAYERS = ["one", "ddp", "ddp-one-bucket"]  # written out with fused kernels
+VARIANTS = {
+    "gpt2": [*LAYERS, "fsdp", "one-compiled", "ddp-compiled", "fsdp-compiled"],
+    "behemoth": [*LAYERS, "fsdp", "fsdp-compiled"],
+    "tiny": [*LAYERS, "fsdp"],
+}
 
 
-def parameters(config: TrainConfig) -> dict[str, Any]:
+@cache
+def initial(preset: str) -> dict[str, Any]:
     """Initial values, quickly."""
-    random = np.random.default_rng(1)
-    found = {}
-    for name, shape in parameter_shapes(config.model).items():
+    random, found = np.random.default_rng(1), {}
+    for name, shape in parameter_shapes(load_config(preset).model).items():
         center = np.float32("ln_" in name and name.endswith("weight"))
         scale = np.float32(0.02 if len(shape) > 1 else 0.0)
         found[name] = center + scale * random.standard_normal(shape, np.float32)
@@ -65,7 +72,7 @@ def step(engine: Engine, config: TrainConfig, batch: Batch, number: int) -> None
 
 
 def losses(engine: Engine, config: TrainConfig, steps: int) -> list[float]:
-    engine.load(parameters(config))
+    engine.load(initial(config.preset))
     source, found = batches(config), []
     for number in range(1, steps + 1):
         step(engine, config, next(source), number)
@@ -76,7 +83,7 @@ def losses(engine: Engine, config: TrainConfig, steps: int) -> list[float]:
 def timed(engine: Engine, config: TrainConfig) -> dict[str, Any]:
     """Seconds of groups of steps, and memory of this card: what stays, and the most during a step."""
     began = time.perf_counter()
-    engine.load(parameters(config))
+    engine.load(initial(config.preset))
     batch = next(batches(config))
     for number in range(1, 6):
         step(engine, config, batch, number)
@@ -139,23 +146,56 @@ def parity(preset: str, group: Group, found: dict[str, Any]) -> None:
         forget()
 
 
-def speed(preset: str, group: Group, found: dict[str, Any], names: list[str]) -> None:
+def speed(preset: str, group: Group, found: dict[str, Any], save: Callable[[], None]) -> None:
     """Steps of one card, of two replicas, of two shards: as many rows on every card."""
-    for name in names:
-        count = 1 if name == "one" else 2
+    for name in VARIANTS[preset]:
+        count = 1 if name.startswith("one") else 2
         flags = {
             "engine.name": "torch", "engine.precision": "bf16" if CUDA else "auto",
-            "engine.compile": "on" if CUDA else "auto", "training.steps": 100_000,
-            "data.batch_size": ROWS.get(preset, 4) * count,
-            "engine.parallel": "fsdp" if name == "fsdp" else "ddp",
+            "engine.compile": "on" if CUDA and "compiled" in name else "off",
+            "training.steps": 100_000, "data.batch_size": ROWS.get(preset, 4) * count,
+            "engine.parallel": "fsdp" if name.startswith("fsdp") else "ddp",
         }  # fmt: skip
         config = load_config(preset, flags=flags)
+        began = time.perf_counter()
         engine: Engine = TorchEngine(config) if count == 1 else LeadingEngine(config, group)
         found[name] = timed(engine, config)
+        found[name]["seconds"] = time.perf_counter() - began
         print(preset, name, json.dumps(found[name]), flush=True)
+        save()
         engine.close()
         del engine
         forget()
+
+
+def all_reduce(found: dict[str, Any]) -> None:
+    """The sum of half a gigabyte alone. Called on every rank."""
+    values = torch.zeros(1 << 27, device="cuda" if CUDA else "cpu")
+    times = []
+    for _ in range(12):
+        if CUDA:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.distributed.all_reduce(values)
+        if CUDA:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    seconds = statistics.median(times[2:])
+    found["all_reduce"] = {
+        "bytes": values.nbytes,
+        "ms": 1e3 * seconds,
+        "bytes_per_second": values.nbytes / seconds,
+    }
+
+
+def by_schedule(sizes: list[int]) -> None:
+    """Let the reducers of this process have buckets of these sizes, one after the other, as on the other rank."""
+    given, original = iter(sizes), distributed_reducer.Reducer.__init__
+
+    def made(self: distributed_reducer.Reducer) -> None:
+        original(self, next(given, distributed_reducer.BUCKET_BYTES))
+
+    distributed_reducer.Reducer.__init__ = made  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -164,26 +204,36 @@ def main() -> None:
     parser.add_argument("--preset", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    if given.job == "speed-one-bucket":
-        distributed_reducer.Reducer.__init__.__defaults__ = (sys.maxsize,)  # type: ignore[attr-defined]
+    if given.job == "speed":
+        names = [name for name in VARIANTS[given.preset] if name.startswith("ddp")]
+        usual = distributed_reducer.BUCKET_BYTES
+        by_schedule([sys.maxsize if "one-bucket" in name else usual for name in names])
     ranks = ranks_here()
     assert ranks is not None
+    found: dict[str, Any] = {"nccl": list(torch.cuda.nccl.version()) if CUDA else None}
+
+    def save() -> None:
+        given.out.write_text(json.dumps(found, indent=1))
+
     with join(ranks) as group:
+        all_reduce(found)
         if not ranks.leads:
             return follow(group)
-        found: dict[str, Any] = {"nccl": list(torch.cuda.nccl.version()) if CUDA else None}
         try:
             if given.job == "parity":
                 parity(given.preset, group, found)
             else:
-                names = ["ddp"] if given.job == "speed-one-bucket" else ["one", "ddp", "fsdp"]
-                speed(given.preset, group, found, names)
+                speed(given.preset, group, found, save)
         except BaseException:
             found["error"] = traceback.format_exc()
             raise
         finally:
-            given.out.write_text(json.dumps(found, indent=1))
+            save()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()

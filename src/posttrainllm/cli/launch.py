@@ -179,7 +179,7 @@ def _result(workers: list[Worker], folder: Path, *, stopped: bool) -> int:
     for worker in workers:
         if worker.signalled:
             name = signal.Signals(-(worker.code or 0)).name
-            memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            memory = " (which the system does when memory runs out)" if name == "SIGKILL" else ""
             raise RankError(
                 f"rank {worker.rank} of {count} was ended by {name}{memory}; the run has stopped",
                 _go_on(folder, count),

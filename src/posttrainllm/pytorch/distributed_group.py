@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Thread
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from posttrainllm.errors import ConfigError, EngineError, LostError, PosttrainEr
 from posttrainllm.pytorch.ranks import LISTENING, TIMEOUT, Ranks
 
 TIMEOUT_S = 600.0
+END_S = 10.0
 NUMBERS = 7  # that a call can have
 
 # Words of gloo, NCCL and the store for a connection that ended at its other side.
@@ -145,7 +147,10 @@ class Group:
             with suppress(LostError), self.guarded():
                 dist.barrier(group=self.commands)
         if not self.broken:
-            dist.destroy_process_group()
+            # It can wait for ever, for a graph that somebody still holds: what matters is safe by now.
+            end = Thread(target=dist.destroy_process_group, daemon=True)
+            end.start()
+            end.join(END_S)
 
 
 CALLS = (
@@ -181,7 +186,6 @@ def join(ranks: Ranks) -> Iterator[Group]:
             rank=ranks.rank,
             world_size=ranks.count,
             timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
         )
         group = Group(ranks, device)
     except RuntimeError as error:

@@ -54,3 +54,8 @@ class ReplicaEngine(TorchEngine):
     def write_moments(self, folder: Path) -> None:
         """Rank 0 has them all and writes them itself."""
         raise AssertionError("replicas have no moments to write apart")
+
+    def close(self) -> None:
+        """Free the caches and the graphs, before the connection ends."""
+        super().close()
+        self._step.forget_graphs()

@@ -216,6 +216,11 @@ class TrainingStep:
             self._graphs[shape, variant] = graph
         self.reset()
 
+    def forget_graphs(self) -> None:
+        """Free what was recorded; NCCL does not end while a graph has its calls."""
+        self._graphs.clear()
+        self._pool = None
+
     def _buffers(self, shape: tuple[int, int]) -> Inputs:
         if shape not in self._inputs:
             self._inputs[shape] = Inputs(shape, self._device, self._dtype)
