@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from posttrainllm.config import SamplingConfig
 from posttrainllm.gallery.catalogue import FOLDER, Card
+from posttrainllm.training.models import open_model
 from site_visits import Visit, built_site, chromium, playwright, served, visit
 from web import WEB
 
@@ -56,6 +58,24 @@ def test_the_first_page_writes_what_the_terminal_writes(visitor: Visit, folder: 
     page = visitor.open()
     text = written(page)
     assert text.startswith(card.prompt + card.text[:200])
+
+
+def test_every_way_to_choose_is_the_terminals(visitor: Visit) -> None:
+    how = {"temperature": 1.1, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.2}
+    model = open_model("gallery:shakespeare-small", runs_dir=Path("runs"))
+    sampling = SamplingConfig(**how)
+    wanted = model.generate("To be", sampling=sampling, seed=5, max_tokens=200)
+    page = visitor.open()
+    written(page)
+    page.locator("summary", has_text="How it chooses").click()
+    fields = {name.replace("top_", "top-").replace("_", " "): value for name, value in how.items()}
+    for name, value in {**fields, "seed": 5, "length, in bytes": 200}.items():
+        field = page.get_by_role("textbox", name=name)
+        field.fill(str(value))
+        field.press("Tab")
+    page.get_by_label("Go on from").fill("To be")
+    page.get_by_role("button", name="Write", exact=True).click()
+    assert written(page) == "To be" + wanted
 
 
 def test_a_letter_shows_its_candidates_and_what_was_looked_at(visitor: Visit) -> None:

@@ -19,17 +19,21 @@ export interface Writing {
 
 export async function* writeTokens(engine: Engine, site: Site, how: Writing): AsyncGenerator<WrittenToken> {
   if (how.prompt.length === 0) throw new Refused("the prompt is empty", "give at least one character, for example a line break");
+  const { repetitionPenalty: penalty, repetitionWindow: most } = how.sampling;
   let window = how.prompt.slice(-how.context);
+  let recent = how.prompt.slice(-most);
   let restart = true;
   for (let position = 0; position < how.tokens; position++) {
     const last = window.at(-1) ?? 0;
-    const logits = restart
+    const given = restart
       ? await engine.prefill(Int32Array.from(window), 1, window.length)
       : await engine.decode(Int32Array.of(last));
+    const logits = penalty === 1 ? given : engine.control.penalize(given, Int32Array.from(recent), penalty).slice();
     const chosen = engine.control.sample(logits, how.seed, position, how.sampling);
     yield { ...chosen, candidates: how.candidates ? likeliest(engine, logits, how, position, chosen) : [] };
     restart = window.length >= how.context;
     window.push(chosen.token);
+    recent = [...recent, chosen.token].slice(-most);
     if (restart) window = window.slice(-Math.max(1, Math.floor(how.context / site.kept_divisor)));
   }
 }

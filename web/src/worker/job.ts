@@ -165,10 +165,16 @@ export class Job {
       settings: this.#settings,
       step: this.#step,
       facts: { ...facts, bytes: this.#engine.bytes },
-      info: this.#engine.info,
+      info: this.#info,
       history: await run.metrics(),
       samples: await run.samples(),
     });
+  }
+
+  /** What runs, and on a GPU how many dispatches a step is. */
+  get #info(): Readonly<Record<string, string | number>> {
+    const { dispatches } = this.#engine as { readonly dispatches?: number };
+    return dispatches === undefined ? this.#engine.info : { ...this.#engine.info, "dispatches a step": dispatches };
   }
 
   /** Does the work; when the engine is lost meanwhile, opens another one, goes back to the last snapshot, and returns. */
@@ -187,7 +193,7 @@ export class Job {
       else if (this.#losses > 1) this.#choice = { engine: "wasm", reason: "the GPU was lost twice", adapter: null };
       await this.#open();
       this.#outbox.tell({ kind: "recovered", at, from: this.#step, why: error.message });
-      this.#outbox.tell({ kind: "engine", info: this.#engine.info, reason: this.#choice.reason });
+      this.#outbox.tell({ kind: "engine", info: this.#info, reason: this.#choice.reason });
     }
   }
 

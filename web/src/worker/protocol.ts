@@ -43,6 +43,9 @@ export interface SamplingChoice {
   readonly temperature: number;
   readonly topK: number;
   readonly topP: number;
+  /** Makes the last tokens, `repetitionWindow` of them, less likely; 1 is no penalty. */
+  readonly repetitionPenalty: number;
+  readonly repetitionWindow: number;
 }
 
 /** What is known of a run before its first step. */

@@ -12,6 +12,8 @@ export const samplingOf = (settings: Settings): SamplingChoice => ({
   temperature: number(settings, "sampling.temperature"),
   topK: number(settings, "sampling.top_k"),
   topP: number(settings, "sampling.top_p"),
+  repetitionPenalty: number(settings, "sampling.repetition_penalty"),
+  repetitionWindow: number(settings, "sampling.repetition_window"),
 });
 
 export class Samples {
