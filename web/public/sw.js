@@ -56,9 +56,7 @@ async function cached(path) {
 }
 
 async function cachedFirst(request, path) {
-  const kept = await cached(path);
-  if (kept) return isolated(kept);
-  return isolated(await fetch(request));
+  return (await cached(path)) ?? isolated(await fetch(request));
 }
 
 async function newestFirst(event, path) {
@@ -71,7 +69,7 @@ async function newestFirst(event, path) {
     return answer.type === "opaqueredirect" ? answer : isolated(answer);
   } catch (error) {
     const kept = (await cached(path)) ?? (await cached(`${path}/index.html`));
-    if (kept) return isolated(kept);
+    if (kept) return kept;
     throw error;
   }
 }
@@ -85,11 +83,11 @@ function isolated(answer) {
   return new Response(empty ? null : answer.body, { status: answer.status, statusText: answer.statusText, headers });
 }
 
-/** Put an answer into the cache when it is the file of this build. */
+/** Put an answer into the cache, with our headers, when it is the file of this build. */
 async function keep(path, answer) {
   const key = keyOf(path);
   if (key === null || !answer.ok || (await hashOf(answer.clone())) !== FILES[path]) return false;
-  await (await caches.open(CACHE)).put(key, answer);
+  await (await caches.open(CACHE)).put(key, isolated(answer));
   return true;
 }
 
