@@ -9,7 +9,7 @@
     ladder:    repeats = 10       rungs = [["section.key=value", ...], ...]  each a set of settings, from slow to fast
     training:  seeds = [1, 2, 3]  expect = { val_loss_at_most = 1.92, word_share_at_least = 0.6 }
     sweep:     seeds = [1]        values = ["schedule.learning_rate=1e-3,3e-3"]
-    decode:    threads = [1, 2]   repeats = 10   engines may be transformers, and cpp-recomputing
+    decode:    threads = [1, 2]   repeats = 10   engines may be transformers, cpp-int8, cpp-recomputing
                                   expect = { times_transformers_at_least = 3 }
 
 What this is not: the measuring (``bench.py``, ``ladder.py``, ``sweep.py``, ``measured_run.py``).
@@ -37,7 +37,7 @@ from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
 from posttrainllm.settings import did_you_mean, show
 
 FOLDER = Path("bench", "cases")
-DECODE_FIGURES = ("times_transformers", "times_recomputing", "first_words_s")
+DECODE_FIGURES = ("times_transformers", "times_recomputing", "times_int8", "first_words_s")
 
 
 class Case(BaseModel):

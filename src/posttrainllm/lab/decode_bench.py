@@ -36,6 +36,8 @@ GREEDY = SamplingConfig(temperature=0)
 TRANSFORMERS = "transformers"
 RECOMPUTING = "-recomputing"
 """After an engine's name: writing without the cache."""
+INT8 = "-int8"
+"""After an engine's name: writing from int8 weights."""
 
 Write = Callable[[], list[int]]
 
@@ -62,7 +64,8 @@ class DecodeBench:
 
     rows: list[Row]
     figures: dict[str, float]
-    """``times_transformers``, ``times_recomputing``: the writer's best time over that of the first writer; ``first_words_s``."""
+    """``times_transformers``, ``times_recomputing``, ``times_int8``: the writer's best time over that of the first writer (of int8 the
+    other way round); ``first_words_s``."""
     record: Record
 
 
@@ -76,7 +79,7 @@ def decode_bench(
     repeats: int = 10,
     progress: Progress = lambda what, done, total: None,
 ) -> DecodeBench:
-    """Time writers (engines, an engine with ``-recomputing``, ``transformers``) at numbers of threads, 0 for all there are.
+    """Time writers (engines, one with ``-int8`` or ``-recomputing`` behind it, ``transformers``) at numbers of threads (0: all).
 
     The weights are those of the gallery's model of the preset's shape where there is one.
 
@@ -180,8 +183,14 @@ def _writer(
 ) -> Write:
     if name == TRANSFORMERS:
         return _transformers(model, params, threads, tokens)
-    engine_name, cached = name.removesuffix(RECOMPUTING), not name.endswith(RECOMPUTING)
-    settings = EngineConfig.model_validate({"name": engine_name, "threads": threads})
+    cached = not name.endswith(RECOMPUTING)
+    settings = EngineConfig.model_validate(
+        {
+            "name": name.removesuffix(RECOMPUTING).removesuffix(INT8),
+            "threads": threads,
+            "weights": "int8" if name.endswith(INT8) else "float32",
+        }
+    )
     engine = inference_engine(model, settings, logits=not cached)
     engine.load(params)
     if not info:
@@ -238,6 +247,9 @@ def _figures(rows: Sequence[Row], writers: Sequence[str]) -> dict[str, float]:
         return min(row.median_ms_per_token for row in rows if row.writer == writer)
 
     names = {TRANSFORMERS: "times_transformers", writers[0] + RECOMPUTING: "times_recomputing"}
-    return {
+    found = {
         name: best(writer) / best(writers[0]) for writer, name in names.items() if writer in writers
     }
+    if writers[0] + INT8 in writers:
+        found["times_int8"] = best(writers[0]) / best(writers[0] + INT8)
+    return found
