@@ -63,14 +63,25 @@ export class ServerStore implements RunStore {
     return (await this.#listing()).runs.map(summary);
   }
 
-  /** Tells of every change of the list until it is told to stop. */
+  /**
+   * Tells a page of every change of the list until it is told to stop. A page that nobody sees lets its connection go:
+   * a browser has six for all tabs of one server.
+   */
   watch(changed: (runs: RunSummary[]) => void): () => void {
-    const events = new EventSource(new URL("api/events", this.#root));
-    events.addEventListener("runs", (event) => {
-      const found = JSON.parse((event as MessageEvent<string>).data) as readonly Row[] | { readonly runs: readonly Row[] };
-      changed(("runs" in found ? found.runs : found).map(summary));
-    });
-    return () => events.close();
+    let events: EventSource | null = null;
+    const follow = (): void => {
+      events?.close();
+      events = document.hidden ? null : new EventSource(new URL("api/events", this.#root));
+      events?.addEventListener("runs", (event) => {
+        changed((JSON.parse((event as MessageEvent<string>).data) as readonly Row[]).map(summary));
+      });
+    };
+    document.addEventListener("visibilitychange", follow);
+    follow();
+    return () => {
+      document.removeEventListener("visibilitychange", follow);
+      events?.close();
+    };
   }
 
   async create(name: string | undefined, settings: Settings, text: RunText): Promise<RunHandle> {
