@@ -16,13 +16,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from posttrainllm.engine_settings import EngineConfig
 from posttrainllm.errors import ConfigError
 from posttrainllm.presets import DEFAULT_PRESET, PRESETS, Preset
 from posttrainllm.sections import (
     SECTIONS,
     SETTINGS,
     DataConfig,
-    EngineConfig,
     LoopConfig,
     OptimizerConfig,
     SamplingConfig,
