@@ -78,9 +78,12 @@ class Visit:
     """One visitor of the site: a page, what it asked the network for, and what it complained about."""
 
     def __init__(self, browser: Any, address: str, **context: Any) -> None:
-        """Open an empty page; ``context`` are Playwright's options of a browser context."""
+        """Open an empty page; ``context`` are Playwright's options of a browser context.
+
+        Motion is reduced unless they say otherwise: then text is there at once.
+        """
         self.address = address
-        self.context = browser.new_context(**context)
+        self.context = browser.new_context(**{"reduced_motion": "reduce", **context})
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
         self.requests: list[str] = []

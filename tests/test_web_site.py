@@ -243,14 +243,19 @@ NAME_OF_FOCUS = """() => {
 }"""
 
 
-def test_reduced_motion_shows_the_text_at_once(browser: Any, address: str) -> None:
-    with visit(browser, address, reduced_motion="reduce") as visitor:
-        page = visitor.open()
-        written(page)
-        assert (
-            page.evaluate("getComputedStyle(document.querySelector('.text')).animationName")
-            == "none"
-        )
+def test_text_comes_to_be_read_along_unless_motion_is_to_be_reduced(
+    browser: Any, address: str
+) -> None:
+    shares = {}
+    for motion in ("reduce", "no-preference"):
+        with visit(browser, address, reduced_motion=motion) as visitor:
+            page = visitor.open()
+            page.locator(".text [data-i]").nth(60).wait_for()
+            shares[motion] = page.locator(".text [data-i]").count()
+            written(page)
+            animation = page.evaluate("getComputedStyle(document.body).transitionDuration")
+            assert animation in ("0s", "1e-05s")
+    assert shares["no-preference"] < 250
 
 
 def test_the_first_view_needs_little_javascript(visitor: Visit) -> None:
