@@ -146,6 +146,14 @@ def test_without_a_built_site_play_says_what_to_run(
     )
 
 
+def test_runs_that_are_no_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(site, "SITE", a_page(tmp_path))
+    assert main(["play", "--no-open", "--runs-dir", str(tmp_path / "index.html")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'index.html'} is not a folder")
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
 def test_an_address_that_is_not_ours_is_refused(
     tmp_path: Path,

@@ -29,6 +29,7 @@ def play(
 ) -> None:
     """Open the playground: train in a browser tab, watch it, talk to it."""
     import contextlib
+    import os
 
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.cli.terminal import say
@@ -42,6 +43,8 @@ def play(
             "in a source tree run: make play   (or tools/site.py, and install again)",
         )
     runs = Path(runs_dir or RUNS_DIR).absolute()
+    if os.path.lexists(runs) and not runs.is_dir():
+        raise PosttrainError(f"{runs} is not a folder", "give a folder for the runs: --runs-dir")
     listening = listen(host, port)
     found = int(listening.getsockname()[1])
     if port not in (0, found):

@@ -238,7 +238,8 @@ class RunApi:
 
 
 def _make_run(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True)
     path.mkdir()
     (path / "checkpoints").mkdir()
 
