@@ -29,7 +29,14 @@ def start_rows(start: Start) -> Rows:
     engine = dict(start.engine)
     name = engine.pop("engine", config.engine.name)
     hidden = ("build_id", "choices")  # for the record, not for a reader
-    details = [f"{key} {value}" for key, value in engine.items() if key not in hidden]
+    reasons = {
+        key: f" ({engine.pop(f'{key}_reason')})"
+        for key in list(engine)
+        if f"{key}_reason" in engine
+    }
+    details = [
+        f"{key} {value}{reasons.get(key, '')}" for key, value in engine.items() if key not in hidden
+    ]
     steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
     rows = [
         (
