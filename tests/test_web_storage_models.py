@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import tinygpt_files as files
+from hostile_tinygpt import TINYGPT
+from hostile_zip_cases import ZIPS
 from needs import require
 from posttrainllm.formats.tinygpt import read_tinygpt
 from posttrainllm.runs.checkpoint import read_checkpoint
@@ -366,6 +368,12 @@ def test_hostile_files_are_refused_in_one_line_that_names_what_is_wrong(
     cases = [(f"{what}.zip", *case) for what, case in hostile_zips(run).items()]
     cases += [(f"{what}.tinygpt", *case) for what, case in hostile_models().items()]
     cases += [(f"{what}.safetensors", *case) for what, case in hostile_weights().items()]
+    for kind, table in (("zip", ZIPS), ("tinygpt", TINYGPT)):  # those that the terminal refuses
+        for what, (make, _) in table.items():
+            place = tmp_path / f"{kind} {what}"
+            place.mkdir()
+            cases.append((f"terminal: {what}.{kind}", make(place).read_bytes(), ""))
+    assert len(cases) > 140
     given = [{"name": name, "content": content} for name, content, _ in cases]
     found = perform(folder, tmp_path / "work", {"kind": "import", "zips": given})[0]
     for (name, _, wanted), refusal in zip(cases, found["refusals"], strict=True):

@@ -6,6 +6,7 @@ import { readObject, utf8, writeJson } from "./text_forms.ts";
 import type { Json } from "./text_forms.ts";
 
 const NEWLINE = 10;
+const MOST_LINES = 2_000_000; // more would fill the memory, and no run writes them
 
 export class Records {
   readonly #files: Files;
@@ -19,7 +20,11 @@ export class Records {
 
   /** All whole lines. Throws a StorageError that names a damaged one by its number. */
   async read(): Promise<Json[]> {
-    return [...linesOf(await this.#content(), this.path)].map(({ record }) => record);
+    const content = await this.#content();
+    let lines = 0;
+    for (const byte of content) if (byte === NEWLINE) lines++;
+    if (lines > MOST_LINES) throw new StorageError(`${this.path} has more than ${MOST_LINES} lines`, DAMAGED);
+    return [...linesOf(content, this.path)].map(({ record }) => record);
   }
 
   async append(records: readonly Json[]): Promise<void> {

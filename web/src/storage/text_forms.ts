@@ -46,7 +46,8 @@ export function readObject(content: Uint8Array, source: string): Json {
   try {
     found = JSON.parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content));
   } catch (error) {
-    const what = error instanceof SyntaxError ? `is not JSON: ${error.message.split("\n")[0]}` : "is not UTF-8 text";
+    const kinds = { SyntaxError: `is not JSON: ${(error as Error).message.split("\n")[0]?.slice(0, 120)}`, RangeError: "is nested too deeply" };
+    const what = kinds[(error as Error).name as keyof typeof kinds] ?? "is not UTF-8 text";
     throw new StorageError(`${source} ${what}`, DAMAGED);
   }
   if (typeof found !== "object" || found === null || Array.isArray(found)) {

@@ -119,7 +119,16 @@ function checkSizes(header: Json, tensors: readonly TinyTensor[], dtype: Dtype, 
     const what = left < wanted ? "is cut off" : "has bytes that belong to no tensor";
     throw new StorageError(`${source} ${what}: ${left} bytes follow its header, and its config as ${dtype} takes ${wanted}`, DAMAGED);
   }
-  const { manifest } = header;
+  const blocks = dtype === "int4" ? (wanted - STEP) / (2 + block / 2) : 0;
+  for (const [name, bytes] of [["int4ScalesBytes", 2 * blocks], ["int4PackedBytes", (block / 2) * blocks]] as const) {
+    if (dtype === "int4" && (header[name] ?? bytes) !== bytes) {
+      throw new StorageError(`${source}: ${name} is ${show(header[name])}, and its config takes ${bytes}`, DAMAGED);
+    }
+  }
+  checkManifest(header["manifest"], tensors, source);
+}
+
+function checkManifest(manifest: unknown, tensors: readonly TinyTensor[], source: string): void {
   if (manifest === undefined) return;
   if (!Array.isArray(manifest)) throw new StorageError(`${source}: manifest must be a list, got ${show(manifest)}`, DAMAGED);
   let offset = 0;

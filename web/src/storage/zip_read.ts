@@ -17,7 +17,7 @@ export interface ZipEntry {
 
 const MAX_ENTRIES = 20_000;
 const MAX_DIRECTORY = 16 << 20;
-const MAX_PATH = 1024;
+const [MAX_NAME, MAX_DEPTH] = [255, 8];
 const [ENDING, ENDING64, LOCATOR, CENTRAL, LOCAL] = [0x06054b50, 0x06064b50, 0x07064b50, 0x02014b50, 0x04034b50];
 const [STORED, DEFLATED] = [0, 8];
 const MOST_RATIO = 1032; // of deflate
@@ -109,6 +109,7 @@ class Zip {
     bytes = widened(bytes);
     packed = widened(packed);
     start = widened(start);
+    if (![0, 0o100000, 0o040000, 0o120000].includes(mode & 0o170000)) throw this.fail(`holds ${show(path)}, which is no file`, "pack the files themselves");
     if ((mode & 0o170000) === 0o120000) throw this.fail(`holds the link ${show(path)}`, "pack the files themselves");
     if (flags & 1) throw this.fail(`is encrypted: ${show(path)}`, "pack it without a password");
     if (path.endsWith("/")) return null;
@@ -136,7 +137,8 @@ class Zip {
       throw this.fail("holds a name that is not UTF-8");
     }
     const parts = path.replace(/\/$/, "").split("/");
-    if (name.length > MAX_PATH || /[\\:\p{C}]/u.test(path) || parts.some((part) => part === "" || part === "." || part === "..")) {
+    const long = parts.length > MAX_DEPTH || parts.some((part) => new TextEncoder().encode(part).length > MAX_NAME);
+    if (long || /[\\:\p{C}]/u.test(path) || parts.some((part) => part === "" || part === "." || part === "..")) {
       throw this.fail(`holds the name ${show(path)}, which leads out of its folder or is none`);
     }
     return path;
@@ -147,6 +149,11 @@ class Zip {
     for (const { path } of entries) {
       if (names.has(path.toLowerCase())) throw this.fail(`holds ${show(path)} twice`);
       names.add(path.toLowerCase());
+    }
+    for (const name of names) {
+      for (let at = name.indexOf("/"); at > 0; at = name.indexOf("/", at + 1)) {
+        if (names.has(name.slice(0, at))) throw this.fail(`holds ${show(name.slice(0, at))} as a file and as a folder`);
+      }
     }
     let [stop, last] = [end, ""];
     for (const entry of [...entries].sort((a, b) => b.start - a.start)) {
