@@ -253,8 +253,6 @@ def test_text_comes_to_be_read_along_unless_motion_is_to_be_reduced(
             page.locator(".text [data-i]").nth(60).wait_for()
             shares[motion] = page.locator(".text [data-i]").count()
             written(page)
-            animation = page.evaluate("getComputedStyle(document.body).transitionDuration")
-            assert animation in ("0s", "1e-05s")
     assert shares["no-preference"] < 250
 
 
