@@ -140,17 +140,24 @@ def _append(
 ) -> dict[str, int]:
     with holds.writing(run, token):
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(run / name, flags, 0o666), "r+b") as stream:
-            size = stream.seek(0, os.SEEK_END)
+        descriptor = os.open(run / name, flags, 0o666)
+        try:
+            size = os.lseek(descriptor, 0, os.SEEK_END)
             if size < offset:
-                raise RefusalError(
-                    409, f"{name} has {size} bytes, and not {offset}", "read it again"
-                )
-            stream.truncate(offset)
-            stream.seek(offset)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+                line = f"{name} has {size} bytes, and not {offset}"
+                raise RefusalError(409, line, "read it again")
+            os.ftruncate(descriptor, offset)
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            try:
+                left = memoryview(content)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, offset)  # no half of a line; what was there stays
+                raise
+        finally:
+            os.close(descriptor)
     return {"bytes": offset + len(content)}
 
 
