@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from cli_cases import check_error, cli, train_one, write_text
 from guarded import ENGINES as OP_ENGINES
 from guarded import obtain
 from model_cases import model, random_models, train_config
@@ -178,9 +179,18 @@ def test_models_of_the_gallery_are_opened_with_int8_weights_and_runs_are_not(
     name = "shakespeare-small"
     assert has_copies(open_model(name, runs_dir=tmp_path).engine)
     assert has_copies(open_model(name, runs_dir=tmp_path, engine=EngineConfig(name="numpy")).engine)
-    float32 = EngineConfig(name="numpy", weights="float32")
-    assert not has_copies(open_model(name, runs_dir=tmp_path, engine=float32).engine)
+    assert not has_copies(open_model(name, runs_dir=tmp_path, weights="float32").engine)
     assert not has_copies(inference_engine(MODEL, EngineConfig()))
+
+
+def test_a_run_writes_from_int8_where_that_is_asked_for(tmp_path: Path) -> None:
+    runs = train_one(tmp_path / "runs", write_text(tmp_path))  # 8 wide: whole words
+    arguments = ["generate", "one", "--runs-dir", runs, "--max-tokens", 20, "--seed", 3]
+    plain, int8 = cli(*arguments), cli(*arguments, "--weights", "int8")
+    assert (plain.code, int8.code) == (0, 0), int8.err
+    check_error(cli(*arguments, "--weights", "int3"), "engine.weights", "got 'int3'")
+    refused = cli(*arguments, "--weights", "int8", "--engine", "webgpu")
+    check_error(refused, "engine webgpu has no int8 weights")
 
 
 @pytest.mark.parametrize("name", ["torch", "webgpu"])

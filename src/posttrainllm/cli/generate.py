@@ -72,6 +72,12 @@ def generate(
         ),
     ] = None,
     engine: ModelEngine = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 or int8: what is read for each token [dim](default: int8 for models stored so)[/dim]."
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a text, on lines of their own.")
@@ -89,7 +95,11 @@ def generate(
     begun = [_read_input() if text == "-" else text for text in prompt or ["\n"]]
     prompts = [text for text in begun for _ in range(n)]
     model = open_model(
-        run or newest_run(folder), runs_dir=folder, engine=chosen, batch=len(prompts)
+        run or newest_run(folder),
+        runs_dir=folder,
+        engine=chosen,
+        batch=len(prompts),
+        weights=weights,
     )
     given = {
         "temperature": temperature,

@@ -23,6 +23,7 @@ from posttrainllm.config import (
     load_config,
     replace,
 )
+from posttrainllm.engine_settings import check_abilities
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import CheckpointError, CorpusError
 from posttrainllm.formats.quantised import Quantised, read_quantised
@@ -246,27 +247,42 @@ def _quantised(model: Quantised, path: Path, card: Card | None = None) -> Found:
 
 
 def open_model(
-    name: str, *, runs_dir: Path, engine: EngineConfig | None = None, batch: int | None = 1
+    name: str,
+    *,
+    runs_dir: Path,
+    engine: EngineConfig | None = None,
+    batch: int | None = 1,
+    weights: str | None = None,
 ) -> Model:
     """Load a model that ``find_model`` knows, on the engine it was trained on unless another is given.
 
-    A model that was stored as int8 writes from int8 weights where the engine can, unless ``engine`` says otherwise.
-    ``batch`` None plans for as many rows at a time as it was trained with.
+    ``weights`` is the setting ``engine.weights``; None takes int8 for a model that was stored so, where the engine can, and else what
+    ``engine`` says. ``batch`` None plans for as many rows at a time as it was trained with.
 
-    Raises: CheckpointError, EngineError.
+    Raises: CheckpointError, EngineError; ConfigError for weights that the engine does not have.
     """
     found = find_model(name, runs_dir)
     checkpoint = found.checkpoint
     config = None if checkpoint.state is None else checkpoint.state.config
     if engine is None:
-        engine = EngineConfig() if config is None else EngineConfig(name=config.engine.name)
-    if found.int8 and "weights" not in engine.model_fields_set and resolve(engine) in HAVE_INT8:
+        engine = EngineConfig() if config is None else _writing(config.engine)
+    if weights is not None:
+        engine = EngineConfig.model_validate({**engine.model_dump(), "weights": weights})
+        check_abilities(engine, 0.0, "adamw")
+    elif found.int8 and resolve(engine) in HAVE_INT8:
         engine = engine.model_copy(update={"weights": "int8"})
     if batch is None:
         batch = GALLERY_BATCH if config is None else config.data.batch_size
     loaded = inference_engine(checkpoint.config, engine, batch=batch)
     loaded.load(checkpoint.params)
     return Model(checkpoint.config, found.tokenizer, loaded, checkpoint, batch, found.card)
+
+
+def _writing(trained: EngineConfig) -> EngineConfig:
+    """The engine that a run was trained on, to write with: threads and builds may be others here."""
+    if trained.weights == "int8":
+        return EngineConfig(name=trained.name, weights="int8")
+    return EngineConfig(name=trained.name)
 
 
 def newest_run(runs_dir: Path) -> str:
