@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--parts", default="info,parity,speed,product")
     parser.add_argument("--seconds", type=float, default=290)
     parser.add_argument("--presets", default="gpt2,behemoth")
-    parser.add_argument("--parity-presets", default="large,gpt2")
+    parser.add_argument("--parity-presets", default="gpt2")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"two-gpus-{os.getpid()}"
@@ -275,14 +275,14 @@ def main() -> None:
         for preset in given.parity_presets.split(","):
             found["parity"][preset] = torchrun("parity", preset, folder, min(70, left()))
             save()
+    if "product" in parts and left() > 20:
+        found["product"] = product(folder)
+        save()
     if "speed" in parts:
         for preset in given.presets.split(","):
             if left() > 40:
                 found[preset] = torchrun("speed", preset, folder, min(150, left()))
                 save()
-    if "product" in parts and left() > 20:
-        found["product"] = product(folder)
-        save()
     extra = {"link": found.get("info", {}), "nccl": found.get("gpt2", {}).get("nccl")}
     if any(preset in found for preset in ROWS):
         record_speed(found, extra, given.out)
