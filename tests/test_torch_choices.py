@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ torch = require("torch")
 
 from posttrainllm.pytorch import calls  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
-from posttrainllm.pytorch.build import check_fused  # noqa: E402
+from posttrainllm.pytorch.check import check_kernels  # noqa: E402
 from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
+from posttrainllm.pytorch.loss import cross_entropy  # noqa: E402
 from posttrainllm.pytorch.optim import Optimizer, muon_names, orthogonalized  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
 from torch_cases import (  # noqa: E402
@@ -165,24 +167,33 @@ class _Wrong:
         return right * float("nan") if self.fault == "nan" else right * 1.5
 
 
+def _doubled(*given: Any) -> tuple[Any, Any]:
+    loss, grad = cross_entropy(*given)
+    return loss, 2 * grad
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         ("", ""),
-        ("wrong", "on this device they differ from autograd's by 0."),
-        ("nan", "on this device they differ from autograd's by nan in wte.weight"),
+        ("wrong", "on this device wte.weight is off by 0."),
+        ("nan", "on this device wte.weight is off by nan of its size"),
         ("raises", "they do not run here: RuntimeError: no such card"),
+        ("loss", "on this device the gradient of logits is off by 1 of its size"),
     ],
 )
-def test_fused_layers_that_fail_on_a_device_are_replaced_and_that_is_said(
+def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
     fault: str, reason: str
 ) -> None:
     config = config_of()
     engine = engine_of(config, "float32")
     step = engine._step
     operations = _Wrong(fault) if fault else calls
+    if fault == "loss":
+        step.cross_entropy = _doubled
     step.trunk = FusedTrunk(engine.trained, engine._arenas, operations)
-    found = check_fused(config, engine.choices, step, engine.trained, engine._arenas)
+    chosen = dataclasses.replace(engine.choices, fused=True)
+    found = check_kernels(config, chosen, step, engine.trained, engine._arenas)
     assert reason in found
     assert bool(reason) == bool(found)
     assert isinstance(step.trunk, AutogradTrunk if fault else FusedTrunk)

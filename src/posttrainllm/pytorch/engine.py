@@ -53,7 +53,8 @@ except ModuleNotFoundError as error:
 from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
-from posttrainllm.pytorch.build import build_step, check_fused
+from posttrainllm.pytorch.build import build_step
+from posttrainllm.pytorch.check import check_kernels
 from posttrainllm.pytorch.choices import Choices, Device, choose
 from posttrainllm.pytorch.device import (
     attention_kernels,
@@ -144,6 +145,7 @@ class TorchEngine:
             "threads": torch.get_num_threads(),
             "dtype": str(self._dtype).removeprefix("torch."),
             **self.choices.info(),
+            **({"writing": self._writer.trouble} if self._writer.trouble else {}),
         }
 
     @property
@@ -235,12 +237,14 @@ class TorchEngine:
                     self._record()
 
     def _record(self) -> None:
-        """Check the fused layers where they are chosen, and record the step, compiled where that is."""
-        if self.choices.fused:
-            fault = check_fused(self.config, self.choices, self._step, self.trained, self._arenas)
+        """Check the kernels on this device, and record the step, compiled where that is chosen."""
+        if self.choices.triton:
+            fault = check_kernels(self.config, self.choices, self._step, self.trained, self._arenas)
             if fault:
-                reason = f"fused kernels were refused: {fault}"
-                self.choices = replace(self.choices, fused=False, kernels_reason=reason)
+                reason = f"Triton's were refused: {fault}"
+                self.choices = replace(
+                    self.choices, triton=False, fused=False, kernels_reason=reason
+                )
         self._step.capture(self.config)
 
     def state(self) -> State:

@@ -130,8 +130,8 @@ class TrainingStep:
         reduce: Reduce | None = None,
     ) -> None:
         """``trunk`` runs ``module``; ``around`` gives the context of passes: kernels of attention, matrix precision."""
-        self.trunk, self._arenas, self._optimizer = trunk, arenas, optimizer
-        self._n_vocab, self._chunk, self._cross_entropy = n_vocab, chunk, cross_entropy
+        self.trunk, self._arenas, self.optimizer = trunk, arenas, optimizer
+        self._n_vocab, self._chunk, self.cross_entropy = n_vocab, chunk, cross_entropy
         self.around, self._reduce = around, reduce
         self._device = arenas.flat_params.device
         self._dtype = arenas.flat_params.dtype
@@ -163,7 +163,7 @@ class TrainingStep:
                 self._head_grad,
                 n_vocab=self._n_vocab,
                 chunk=self._chunk,
-                cross_entropy=self._cross_entropy,
+                cross_entropy=self.cross_entropy,
                 first=first,
             )
             if reduce is not None:
@@ -181,7 +181,7 @@ class TrainingStep:
         if last:
             if self._reduce is not None:
                 self._reduce(self._arenas.flat_grads, self.loss)
-            self._optimizer.step(inputs.scalars, self.loss)
+            self.optimizer.step(inputs.scalars, self.loss)
 
     # ---- graphs -------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class TrainingStep:
         shape = (config.data.batch_size, config.model.n_ctx)
         seed = None if config.model.dropout == 0 else 0  # any will do
         inputs = self._buffers(shape)
-        self._optimizer.nonfinite.fill_(1)  # so that no update in here changes anything
+        self.optimizer.nonfinite.fill_(1)  # so that no update in here changes anything
         variants: list[Variant] = [(True, False), (True, True)]
         if config.data.accumulation > 1:
             variants = [(True, False), (False, False), (False, True)]
@@ -231,8 +231,8 @@ class TrainingStep:
     def reset(self) -> None:
         """Forget what is pending, the flag and the results."""
         self._pending = None
-        self._optimizer.reset()
-        self._results = _Results(self._optimizer)
+        self.optimizer.reset()
+        self._results = _Results(self.optimizer)
 
     def gradients(
         self, tokens: I32, targets: I32, inv_count: float, first: bool, seed: int | None

@@ -29,7 +29,7 @@ class _Recorded:
 
 
 class Writer:
-    """Writes with one model; a prefill starts anew."""
+    """Writes with one model; a prefill starts anew. ``trouble`` says why tokens are no graphs on CUDA, else it is empty."""
 
     def __init__(self, module: GPT, device: torch.device, dtype: torch.dtype) -> None:
         """``module``'s weights stay where they are in memory; their values may change."""
@@ -37,6 +37,7 @@ class Writer:
         self._caches: dict[int, Cache] = {}
         self._recorded: dict[int, _Recorded] = {}
         self.cache: Cache | None = None
+        self.trouble = ""
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Take prompts (B, T), right-padded, of ``lengths`` (B,); returned logits (B, V) of the last token of each."""
@@ -49,15 +50,15 @@ class Writer:
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Take one token a row, (B,); returned logits (B, V), valid until the next call."""
-        cache = self.cache
+        cache, batch = self.cache, len(tokens)
         assert cache is not None
-        if self._device.type != "cuda":
+        if self._device.type == "cuda" and not self.trouble and batch not in self._recorded:
+            self._record(tokens, cache)
+        recorded = self._recorded.get(batch)
+        if recorded is None:
             logits = self._next(tokens[:, None], cache)
             cache.advance(1)
             return logits
-        if len(tokens) not in self._recorded:
-            self._recorded[len(tokens)] = self._record(len(tokens), cache)
-        recorded = self._recorded[len(tokens)]
         recorded.tokens.copy_(tokens[:, None])
         recorded.graph.replay()
         cache.longest += 1
@@ -89,8 +90,29 @@ class Writer:
         """Shapes: tokens (B, 1); returned (B, V)."""
         return self._module.head(self._module.hidden(tokens, cache)[:, 0])
 
-    def _record(self, batch: int, cache: Cache) -> _Recorded:
-        """Record a token; the cache ends as it was, but for the place that the token is about to fill."""
+    def _record(self, tokens: Tensor, cache: Cache) -> None:
+        """Record a token for so many rows, and hold it to the calls that it is made of; where it fails, say so in ``trouble``.
+
+        The cache ends as it was, but for the place that the token is about to fill. Raises: torch.OutOfMemoryError.
+        """
+        lengths = cache.lengths.clone()
+        try:
+            recorded = self._captured(len(tokens), cache)
+            recorded.tokens.copy_(tokens[:, None])
+            recorded.graph.replay()
+            cache.lengths.copy_(lengths)
+            wanted = self._next(tokens[:, None], cache)
+            error = float((recorded.logits - wanted).abs().max() / wanted.abs().max())
+            self.trouble = "" if error <= ALLOWED else f"a graph's logits are off by {error:.2g}"
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.trouble = f"no graph: {str(error).strip().splitlines()[0]}"
+            cache.lengths.copy_(lengths)
+        if not self.trouble:
+            self._recorded[len(tokens)] = recorded
+
+    def _captured(self, batch: int, cache: Cache) -> _Recorded:
         tokens = torch.zeros((batch, 1), device=self._device, dtype=torch.int64)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
