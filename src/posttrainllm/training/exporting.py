@@ -38,7 +38,7 @@ from posttrainllm.formats.tinygpt import TinyGPT, read_tinygpt, write_tinygpt
 from posttrainllm.formats.tinygpt_layout import state_bytes
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints
 from posttrainllm.runs.checkpoint_folder import DamagedError, checkpoint_bytes, verify_hashes
-from posttrainllm.runs.folder import Run
+from posttrainllm.runs.folder import CORPUS_FILE, Run
 from posttrainllm.runs.lock import is_locked
 from posttrainllm.runs.opening import extract_model, is_run, is_wanted, read_folder
 from posttrainllm.settings import show
@@ -50,6 +50,7 @@ from posttrainllm.storage import (
     write_error,
     write_file,
 )
+from posttrainllm.training.carried_text import carried_text
 from posttrainllm.training.comparison import (
     TEXTS,
     Comparison,
@@ -329,8 +330,14 @@ def _zip(found: Found, path: Path) -> Exported:
         raise CheckpointError(f"run {source.name} is being trained", "wait for it, or stop it")
     files = _run_files(source)
     need = sum(file.stat().st_size for _, file in files)
-    config, params = found.checkpoint.config, found.checkpoint.params
-    with _hidden(path, 2 * need + 2**20) as temporary:
+    config, params, state = found.checkpoint.config, found.checkpoint.params, found.checkpoint.state
+    assert state is not None
+    with (
+        _hidden(path, 2 * need + 2**20) as temporary,
+        carried_text(source, state, temporary) as (text, notice),
+    ):
+        if text is not None:
+            files.append((CORPUS_FILE, text))
         archive.write_archive(temporary, [(f"{source.name}/{name}", file) for name, file in files])
         unpacked = temporary.with_name(temporary.name + "-check")
         _remove(unpacked)
@@ -354,7 +361,7 @@ def _zip(found: Found, path: Path) -> Exported:
         finally:
             _remove(unpacked)
         size = temporary.stat().st_size
-    return Exported(path, size, comparison)
+    return Exported(path, size, comparison, (notice,) if notice else ())
 
 
 def _run_of(checkpoint: Checkpoint) -> Path | None:
