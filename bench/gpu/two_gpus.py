@@ -204,10 +204,8 @@ def record_speed(found: dict[str, Any], extra: dict[str, Any], folder: Path) -> 
             )
             rows.append({"preset": preset, "how": name, "gpus": gpus, "rows_a_gpu": rows_of, **row,
                          "efficiency": efficiency, "engine_info": measured[name]["info"]})  # fmt: skip
-            results[f"{preset} {name}"] = {
-                "tokens_per_second": row["tokens_per_second"],
-                "efficiency": efficiency,
-            }
+            if efficiency is not None:
+                results[f"efficiency of {preset} {name}"] = efficiency
         configs.append(
             load_config(preset, flags={"engine.name": "torch", "data.batch_size": rows_of})
         )
@@ -233,6 +231,18 @@ def record_checks(found: dict[str, Any], extra: dict[str, Any], folder: Path) ->
     rows = [{"part": part, **found[part]} for part in ("parity", "product") if part in found]
     method = {"command": "python bench/gpu/two_gpus.py --out FOLDER", **extra}
     config = load_config("small", flags={"engine.name": "torch"})
+    checks = found.get("product", {})
+    results = {
+        f"{preset} {parallel}, worst of 50 losses": both[parallel]["worst"]
+        for preset, both in found.get("parity", {}).items()
+        for parallel in ("ddp", "fsdp")
+        if parallel in both
+    } | {
+        f"{parallel} {way}": checks[parallel][way]
+        for parallel in ("ddp", "fsdp")
+        for way in ("2 -> 2", "2 -> 1", "1 -> 2")
+        if way in checks.get(parallel, {})
+    }
     write_record(
         make_record(
             "gpu-checks",
@@ -242,6 +252,7 @@ def record_checks(found: dict[str, Any], extra: dict[str, Any], folder: Path) ->
             config=config,
             rows=rows,
             method=method,
+            results=results,
         ),
         folder / "records",
     )
