@@ -22,6 +22,7 @@ from posttrainllm.pytorch.gpt import GPT, Cache  # noqa: E402
 from posttrainllm.pytorch.loss import chunk_rows, cross_entropy, head_loss  # noqa: E402
 from posttrainllm.pytorch.optim import RING  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
+from posttrainllm.pytorch.writer import Writer, _Recorded  # noqa: E402
 from torch_cases import (  # noqa: E402
     config_of,
     engine_of,
@@ -305,3 +306,50 @@ def test_a_cache_that_is_looked_at_whole_gives_the_same_logits() -> None:
                     cache.advance(1)
         found.append(torch.stack(steps))
     assert (found[0] - found[1]).abs().max() <= 1e-13
+
+
+class _Graph:
+    """Replays a token call by call, rightly or not."""
+
+    def __init__(self, writer: Writer, factor: float) -> None:
+        self.writer, self.factor = writer, factor
+        self.tokens = torch.zeros((3, 1), dtype=torch.int64)
+        self.logits = torch.zeros(3, 19, dtype=torch.float64)
+
+    def replay(self) -> None:
+        assert self.writer.cache is not None
+        self.logits.copy_(self.factor * self.writer._next(self.tokens, self.writer.cache))
+        self.writer.cache.lengths += 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "trouble"), [(1.0, ""), (1.1, "a graph's logits are off by 0.1"), (0, "no graph: x")]
+)
+def test_a_recorded_token_is_held_to_its_calls(
+    monkeypatch: pytest.MonkeyPatch, factor: float, trouble: str
+) -> None:
+    config = config_of()
+    engine = engine_of(config)
+    writer = engine._writer
+    tokens = torch.from_numpy(random_batch(config, rows=3).tokens).long()
+
+    def captured(batch: int, cache: Cache) -> _Recorded:
+        cache.lengths += 5  # whatever a failing capture leaves behind
+        if not factor:
+            raise RuntimeError("x\ny")
+        cache.lengths -= 5
+        graph = _Graph(writer, factor)
+        return _Recorded(graph, graph.tokens, graph.logits)
+
+    monkeypatch.setattr(writer, "_captured", captured)
+    with torch.inference_mode():
+        writer.prefill(tokens[:, :2], torch.tensor([2, 1, 2]))
+        writer._record(tokens[:, 2], writer.cache)
+        assert writer.trouble == trouble
+        assert (3 in writer._recorded) == (not trouble)
+        assert writer.cache.lengths.tolist() == [2, 1, 2]
+        assert writer.cache.longest == 2
+        got = writer.decode(tokens[:, 2]).clone()
+    assert ("writing" in engine.info) == bool(trouble)
+    engine.prefill(tokens[:, :2].int().numpy(), np.array([2, 1, 2], np.int32))
+    assert np.abs(engine.decode(tokens[:, 2].int().numpy()) - got.numpy()).max() <= 1e-13
