@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from posttrainllm.config import SETTINGS, load_config
+from posttrainllm.gallery.catalogue import cards
 from posttrainllm.sections import MAX_POSITIONS
 from posttrainllm.shape import MAX_PARAMETERS
 from posttrainllm.site_terms import TERMS
@@ -42,6 +43,9 @@ RECORDS: Final = {
     "massive": Measured(2.21, "the shape of a play; wants a larger text", None),
     "mega": Measured(2.45, "the shape of a play; wants a larger text", None),
 }
+
+FIRST: Final = "shakespeare-small"
+"""The model of the gallery that writes when the site is opened."""
 
 FRONT: Final = ("tiny", "small", "medium", "large", "huge")
 """Presets that are offered at once; the others stand behind "more"."""
@@ -131,7 +135,8 @@ def site() -> dict[str, Any]:
         "rules": list(RULES),
         "max_parameters": MAX_PARAMETERS,
         "short_run": {"key": "schedule.warmup_steps", "of": "training.steps", "divisor": 2},
-        "first": {"model": "shakespeare-small", "prompt": "ROMEO:", "tokens": 600},
+        "first": {"model": FIRST, "prompt": "ROMEO:", "tokens": 600},
+        "models": _models(),
         "probe": {
             "wasm": {"preset": "tiny", "least_ms": 250},
             "webgpu": {"preset": "medium", "least_ms": 250},
@@ -145,6 +150,15 @@ def site() -> dict[str, Any]:
         "text": _text_rules(),
         "terms": TERMS,
     }
+
+
+def _models() -> list[dict[str, Any]]:
+    """The gallery's models, the first one that is shown first, then by size."""
+    found = sorted(cards(), key=lambda card: (card.name != FIRST, card.bytes))
+    return [
+        {"name": card.name, "title": card.title, "bytes": card.bytes, "prompt": card.sample.prompt}
+        for card in found
+    ]
 
 
 def _step_flops(preset: str) -> float:

@@ -113,6 +113,11 @@ export class Job {
     this.#wake?.();
   }
 
+  /** Makes a snapshot after the next step. */
+  save(): void {
+    this.#savedAt = -Infinity;
+  }
+
   /** Goes on beyond the last step, or sets the last step further away. */
   more(steps: number): void {
     this.#more += steps;

@@ -137,6 +137,8 @@ export type ToWorker =
   | { readonly kind: "pause" }
   | { readonly kind: "resume" }
   | { readonly kind: "stop" }
+  /** A snapshot as soon as a step is done. */
+  | { readonly kind: "save" }
   | { readonly kind: "more"; readonly steps: number };
 
 export type FromWorker =

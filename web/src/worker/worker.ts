@@ -49,6 +49,8 @@ async function perform(message: ToWorker): Promise<void> {
       return job?.resume();
     case "stop":
       return job?.stop();
+    case "save":
+      return job?.save();
     case "more":
       return job?.more(message.steps);
     default:

@@ -51,6 +51,7 @@ class Session {
   #deaths = 0;
   #id = 0;
   #measuring = false;
+  #watched = false;
 
   get running(): boolean {
     return this.phase !== null && !["stopped", "finished", "paused"].includes(this.phase);
@@ -138,8 +139,18 @@ class Session {
   }
 
   #worker(): Desk {
+    this.#watch();
     this.#desk ??= new Desk({ told: (message) => this.#told(message), lost: (why) => this.#lost(why) });
     return this.#desk;
+  }
+
+  /** A tab that is put away may not come back: what is trained is saved then. */
+  #watch(): void {
+    if (this.#watched) return;
+    this.#watched = true;
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden && this.phase === "training") this.#tell({ kind: "save" });
+    });
   }
 
   #lost(why: string): void {
