@@ -41,7 +41,7 @@ TABLE = {
     "ops": Row(("ops",), ("errors",)),
     "program": Row(("extent", "rounding", "program", "validate", "plan"), ("ops", "errors")),
     "optim": Row(("optim",), ("config", "program", "ops", "errors")),
-    "model": Row(("model",), ("config", "optim", "program", "ops", "errors")),
+    "model": Row(("model", "inspection"), ("config", "optim", "program", "ops", "errors")),
     "rewrites": Row(("lora", "fuse", "int8"), ("program", "ops", "errors")),
     "kernels": Row(("kernels",), ("errors",)),
     "engines": Row(("engines",), ("ops", "program", "control", "kernels", "machine", "errors")),

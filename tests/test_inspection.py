@@ -8,7 +8,7 @@ import pytest
 from posttrainllm.config import load_config
 from posttrainllm.engines.cpp_engine import CppEngine
 from posttrainllm.engines.numpy_engine import NumpyEngine
-from posttrainllm.model import inspection_programs
+from posttrainllm.inspection import inspection_programs
 from posttrainllm.plan import Place
 from posttrainllm.training.engine_choice import initial_parameters
 

@@ -33,9 +33,10 @@ from posttrainllm.export_site import site
 from posttrainllm.extent import Extent
 from posttrainllm.fuse import fuse
 from posttrainllm.gallery.catalogue import FOLDER as MODELS
+from posttrainllm.inspection import inspection_programs
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGES, WASM
-from posttrainllm.model import inference_programs, inspection_programs, training_programs
+from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import ADD, BETA, CHUNK, CLIP, OPS, SCALARS, WRITE, Operand
 from posttrainllm.plan import ALIGN, ARENAS, CHUNK_BYTES, CHUNK_ROWS, PARTS
 from posttrainllm.program import FORMAT, ROWS, Program

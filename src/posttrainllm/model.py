@@ -298,12 +298,9 @@ def loss_program(config: GPTConfig) -> Program:
     return b.program
 
 
-def logits_program(config: GPTConfig) -> Program:
-    """Logits of every position."""
-    return _logits(_Builder("logits", config, trains=False))
-
-
-def _logits(b: _Builder) -> Program:
+def logits_program(config: GPTConfig, name: str = "logits", *, inspects: bool = False) -> Program:
+    """Logits of every position; ``inspects`` gives queries, keys and values of every layer too."""
+    b = _Builder(name, config, trains=False, inspects=inspects)
     _trunk_forward(b)
     normed = _layernorm_forward(b, "ln_f", "h.{L}.in")
     out = b.program.buffer("logits", ROWS, "V", role="output")
@@ -333,31 +330,6 @@ def _generation_program(name: str, config: GPTConfig, *, cached: bool) -> Progra
         [p.buffer("next_logits", "B", "V", role="output")],
         [normed, b.head, None],
         transposed=1,
-    )
-    return p
-
-
-def inspect_program(config: GPTConfig) -> Program:
-    """Logits of every position, and queries, keys and values of every layer, for looking at them."""
-    return _logits(_Builder("inspect", config, trains=False, inspects=True))
-
-
-def attention_program() -> Program:
-    """Attention alone, over queries, keys and values that the host gives.
-
-    With rows of the identity as values, what comes out are the probabilities themselves: D of the T columns of every head at a time,
-    and nothing of size T x T is ever held.
-    """
-    p = Program("attention")
-    p.buffer("given.qkv", ROWS, "3*C", role="input")
-    p.buffer("segment_start", ROWS, role="input", dtype="i32")
-    p.call(
-        "attention_forward",
-        [
-            p.buffer("given.out", ROWS, "C", role="output"),
-            p.buffer("given.lse", "B", "H", "T", role="scratch"),
-        ],
-        ["given.qkv", "segment_start"],
     )
     return p
 
@@ -403,11 +375,3 @@ def inference_programs(
     programs |= {"prefill": prefill_program(config), "decode": decode_program(config)}
     dims = {name: model_dims(config, batch) for name in programs}
     return programs, {**dims, "decode": model_dims(config, batch, 1)}
-
-
-def inspection_programs(
-    config: GPTConfig,
-) -> tuple[dict[str, Program], dict[str, dict[str, int]]]:
-    """What looking inside needs: one window at a time."""
-    programs = {"inspect": inspect_program(config), "attention": attention_program()}
-    return programs, {name: model_dims(config, 1) for name in programs}
