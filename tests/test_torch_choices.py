@@ -133,6 +133,12 @@ def test_a_short_run_is_not_compiled_and_a_long_one_is(card: None) -> None:
         assert (chosen.compiled, chosen.compile_reason) == (asked == "on", "asked for")
 
 
+def test_a_long_run_through_fused_kernels_is_not_compiled(card: None) -> None:
+    chosen = choose(torch_config(training__steps=1_000_000), None, training=True)
+    assert (chosen.fused, chosen.compiled) == (True, False)
+    assert chosen.compile_reason == "the fused kernels are faster"
+
+
 def test_every_choice_has_its_reason(card: None) -> None:
     info = choose(torch_config(), None, training=True).info()
     for key in ("precision", "kernels", "compile"):
