@@ -377,25 +377,22 @@ _FUSED = (
     ),
 )
 
-# For programs that ``int8.py`` has rewritten: decoding from weights a quarter as large.
-_ROUNDED = (
-    # out = scale * (x q) + bias, with q int8, four to a word
-    Op(
-        "int8_forward",
-        (_out("out", "N", "O"),),
-        (
-            _in("x", "N", "I"),
-            Operand("weight", ("I", "Q"), transposed=("O", "Q"), dtype="i32"),
-            _in("scale", "O"),
-            _in("bias", "O", optional=True),
-        ),
-        ("N", "I", "O"),
-        {"transposed": 0.0},
+# out = scale * (x q) + bias, with q int8, four to a word: for programs that ``int8.py`` has rewritten.
+_INT8 = Op(
+    "int8_forward",
+    (_out("out", "N", "O"),),
+    (
+        _in("x", "N", "I"),
+        Operand("weight", ("I", "Q"), transposed=("O", "Q"), dtype="i32"),
+        _in("scale", "O"),
+        _in("bias", "O", optional=True),
     ),
+    ("N", "I", "O"),
+    {"transposed": 0.0},
 )
 
 #: The table by name. An op's number in the C++ call table is its place in this order.
-OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED + _ROUNDED}
+OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED + (_INT8,)}
 FUSED: tuple[str, ...] = tuple(op.name for op in _FUSED)
 #: Ops that an engine may lack: no program is written with them.
-OPTIONAL: tuple[str, ...] = tuple(op.name for op in _FUSED + _ROUNDED)
+OPTIONAL: tuple[str, ...] = tuple(*FUSED, _INT8.name)
