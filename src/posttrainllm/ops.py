@@ -395,4 +395,4 @@ _INT8 = Op(
 OPS: dict[str, Op] = {op.name: op for op in _TABLE + _FUSED + (_INT8,)}
 FUSED: tuple[str, ...] = tuple(op.name for op in _FUSED)
 #: Ops that an engine may lack: no program is written with them.
-OPTIONAL: tuple[str, ...] = tuple(*FUSED, _INT8.name)
+OPTIONAL: tuple[str, ...] = (*FUSED, _INT8.name)
