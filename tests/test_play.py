@@ -253,3 +253,15 @@ def test_the_site_is_built_again_only_when_something_changed(
     builder.DATA.mkdir(parents=True)
     (builder.DATA / "posttrainllm.json").write_text("written by each build")
     assert said() == []
+
+
+def test_the_site_is_built_without_the_test_tools() -> None:
+    """The op cases of /kernels come from the tests, but ``make play`` installs none of their tools."""
+    blocked = ("pytest", "hypothesis", "torch", "transformers", "wasmtime", "wgpu", "playwright")
+    script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import op_vectors"
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src"), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
