@@ -20,6 +20,7 @@ import pytest
 
 from posttrainllm import control
 from posttrainllm.kernels import build
+from posttrainllm.kernels.build_wasm import WASM
 from posttrainllm.machine import instruction_sets
 
 # In the order of the codes in control.h.
@@ -271,3 +272,26 @@ def test_penalized_logits_are_the_definition(cpp: Any) -> None:
         cpp.penalize(out.ctypes.data, logits.ctypes.data, n, recent.ctypes.data, count, penalty)
         assert out[n] == GUARD
         assert bits(out[:n]) == bits(control.penalize(logits, recent, penalty))
+
+
+def test_penalized_logits_are_the_definition_as_webassembly(require: Any) -> None:
+    """The module that browser and node take: memory of ours, pointers of 32 bits."""
+    wasmtime = require("wasmtime")
+    path = build.library_path("control", WASM)
+    assert path.exists(), "run: make kernels"
+    store = wasmtime.Store()
+    module = wasmtime.Module.from_file(store.engine, str(path))
+    memory = wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(64, 64)))
+    exports = wasmtime.Instance(store, module, [memory]).exports(store)
+    start = -(-exports["__heap_base"].value(store) // 64) * 64
+    rng = np.random.default_rng(9)
+    for _ in range(50):
+        logits = (rng.normal(size=256) * 10 ** rng.uniform(-3, 2.5)).astype(np.float32)
+        recent = rng.integers(0, 256, int(rng.integers(0, 65)), dtype=np.int32)
+        penalty = float(rng.uniform(1, 10))
+        memory.write(store, logits.tobytes() + recent.tobytes(), start + 1024)
+        exports["control_penalize"](
+            store, start, start + 1024, 256, start + 2048, len(recent), penalty
+        )
+        got = bytes(memory.read(store, start, start + 1024))
+        assert got == bits(control.penalize(logits, recent, penalty))

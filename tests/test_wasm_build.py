@@ -69,7 +69,7 @@ def test_a_module_exports_the_driver_and_every_op(name: str) -> None:
     found = exports(read(name))
     assert set(OPS) <= found
     assert {"posttrain_run", "posttrain_workspace", "posttrain_op_name"} <= found
-    assert {"control_sample", "__heap_base", "__stack_pointer"} <= found
+    assert {"control_sample", "control_penalize", "__heap_base", "__stack_pointer"} <= found
     pool = {word for word in POOL if f"posttrain_{word}" in found}
     assert pool == (POOL if name.endswith("-threads") else set())
 
