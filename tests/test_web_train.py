@@ -230,6 +230,23 @@ def test_a_text_of_ones_own_is_trained_on(visitor: Visit) -> None:
     assert visitor.run_file("tiny-001", "corpus.txt").startswith("the cat sat")
 
 
+def test_a_verdict_leads_on_by_one_click(visitor: Visit) -> None:
+    page = visitor.page
+    short = {**SHORT, "training.steps": 20, "schedule.warmup_steps": 5}
+    visitor.start(replace(train_config("tiny"), short))
+    page.get_by_role("link", name="Look inside").click()
+    page.get_by_text("numbers that you trained here").wait_for()
+    page.locator("button[type=submit]:not([disabled])").wait_for()
+    page.go_back()
+    page.get_by_role("button", name="A bigger one: small").click()
+    visitor.reach(2)
+    assert page.locator("h1").inner_text() == "small-001"
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("stopped; saved").wait_for()
+    page.get_by_role("button", name="New run").click()
+    page.locator("button.start").wait_for()
+
+
 def test_a_link_is_parsed_by_the_schema_and_what_it_refuses_is_shown(visitor: Visit) -> None:
     given = {"training.steps": "many", "model.n_layers": 3, "data.batch_size": 8}
     page = visitor.open("train/", preset="tiny", engine="cuda", **given)

@@ -156,7 +156,13 @@ def _models() -> list[dict[str, Any]]:
     """The gallery's models, the first one that is shown first, then by size."""
     found = sorted(cards(), key=lambda card: (card.name != FIRST, card.bytes))
     return [
-        {"name": card.name, "title": card.title, "bytes": card.bytes, "prompt": card.sample.prompt}
+        {
+            "name": card.name,
+            "title": card.title,
+            "bytes": card.bytes,
+            "prompt": card.sample.prompt,
+            "text": card.data.about,
+        }
         for card in found
     ]
 

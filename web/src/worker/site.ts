@@ -46,7 +46,7 @@ export interface Site {
   readonly short_run: { readonly key: string; readonly of: string; readonly divisor: number };
   readonly first: { readonly model: string; readonly prompt: string; readonly tokens: number };
   /** Models that come along, the first one first. */
-  readonly models: readonly { readonly name: string; readonly title: string; readonly bytes: number; readonly prompt: string }[];
+  readonly models: readonly { readonly name: string; readonly title: string; readonly bytes: number; readonly prompt: string; readonly text: string }[];
   readonly probe: Readonly<Record<EngineName, { readonly preset: string; readonly least_ms: number }>>;
   readonly recommend: { readonly seconds: number; readonly more_seconds: number };
   readonly snapshot_s: number;

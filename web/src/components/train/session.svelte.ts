@@ -20,6 +20,8 @@ export interface Wish {
 const DEATHS = 3; // of the worker, with no snapshot in between, before a run is given up
 const KEPT_NOTICES = 4;
 
+const OF_A_RUN: ReadonlySet<FromWorker["kind"]> = new Set(["started", "phase", "progress", "sample", "saved", "movement", "recovered", "engine", "verdict"]);
+
 class Session {
   speed = $state.raw<Speed | null>(null);
   /** Null before anything was started. */
@@ -52,6 +54,7 @@ class Session {
   #id = 0;
   #measuring = false;
   #watched = false;
+  #left = false; // the run that the worker still tells of was left
 
   get running(): boolean {
     return this.phase !== null && !["stopped", "finished", "paused"].includes(this.phase);
@@ -109,6 +112,7 @@ class Session {
   /** Back to the choices; the run is kept. */
   leave(): void {
     this.#tell({ kind: "stop" });
+    this.#left = true;
     this.phase = null;
     this.problem = null;
     this.notices = [];
@@ -124,6 +128,7 @@ class Session {
 
   #fresh(): void {
     this.phase = "opening";
+    this.#left = false;
     this.problem = null;
     this.verdict = null;
     this.movement = null;
@@ -174,6 +179,7 @@ class Session {
   }
 
   #told(message: FromWorker): void {
+    if (this.#left && OF_A_RUN.has(message.kind)) return;
     switch (message.kind) {
       case "speed":
         this.speed = message.speed;
