@@ -11,7 +11,7 @@ import pytest
 from tests.golden.make_golden import golden_config
 
 from needs import require
-from posttrainllm.config import load_config
+from posttrainllm.config import load_config, replace
 from posttrainllm.control import batch_offsets
 from posttrainllm.kernels.build import available_builds
 from posttrainllm.machine import instruction_sets
@@ -41,7 +41,7 @@ def test_initial_weights_and_first_batch_are_the_golden_ones(preset: str) -> Non
     )
 
 
-@pytest.mark.parametrize("engine", ["numpy", *BUILDS, "wasm"])
+@pytest.mark.parametrize("engine", ["numpy", *BUILDS, "wasm", "torch"])
 @pytest.mark.parametrize("preset", GOLDEN)
 def test_loss_curve_follows_the_golden_one(preset: str, engine: str) -> None:
     golden = GOLDEN[preset]
@@ -49,8 +49,12 @@ def test_loss_curve_follows_the_golden_one(preset: str, engine: str) -> None:
         pytest.skip("numpy is slow on purpose: one curve is enough")
     if engine == "wasm":
         require("wasmtime")
+    if engine == "torch":
+        require("torch")
     name, _, build = engine.partition(":")
     config = golden_config(preset, name, build)
+    if engine == "torch":  # a card has limits of its own: test_cuda.py
+        config = replace(config, {"engine.device": "cpu"})
     corpus = open_corpus([], val_fraction=config.data.val_fraction)
     trained = training_engine(config)
     trained.load(initial_parameters(config.model, config.training.seed))
