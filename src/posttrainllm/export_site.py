@@ -161,7 +161,7 @@ def _models() -> list[dict[str, Any]]:
             "title": card.title,
             "bytes": card.bytes,
             "prompt": card.sample.prompt,
-            "text": card.data.about,
+            "text": card.data.name,
         }
         for card in found
     ]
