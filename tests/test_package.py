@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from needs import require
+from posttrainllm.gallery import catalogue
 from posttrainllm.kernels import build
 from posttrainllm.kernels.build_wasm import WASM
 from posttrainllm.text.datasets import TINY_SHAKESPEARE
@@ -123,6 +125,10 @@ def test_the_installed_package_works_in_an_empty_folder(wheel, tmp_path, environ
     assert seen["text"] == TINY_SHAKESPEARE.sha256
     command = folder / "bin" / "posttrainllm"
     assert "train" in run(command, "--help", cwd=empty, env=environment)
+    for name in catalogue.names():  # the bundled models write at once, with no network and no run
+        card = catalogue.card(name)
+        written = run(command, *shlex.split(card.sample.command)[1:], cwd=empty, env=environment)
+        assert written.rstrip("\n") == (card.sample.prompt + card.sample.text).rstrip("\n")
     assert list(empty.iterdir()) == []
     run(
         command,
