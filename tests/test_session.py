@@ -10,6 +10,8 @@ import pytest
 from posttrainllm.config import load_config
 from posttrainllm.engines.cpp_engine import runnable_builds
 from posttrainllm.errors import ConfigError, EngineError, PosttrainError
+from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
+from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import (
     differences,
@@ -151,3 +153,36 @@ def test_a_step_in_micro_batches_is_the_step_in_one() -> None:
         engine.close()
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_the_best_step_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    """The validation part is of letters that training never sees: soon every step makes the loss on it worse."""
+    text = tmp_path / "text.txt"
+    text.write_text("ab" * 2700 + "xyz." * 150)
+    flags = {
+        "data.corpus": (str(text),),
+        "engine.name": "numpy",
+        "model.n_layer": 1,
+        "training.steps": 12,
+        "training.eval_every": 3,
+        "training.checkpoint_every": 0,
+        "training.keep_checkpoints": 1,
+        "training.verdict_samples": 0,
+    }
+    kept = {}
+    for best in (False, True):
+        name = f"best-{best}"
+        config = load_config("tiny", flags={**flags, "training.save_best": best})
+        run = new_trainer(config, runs_dir=tmp_path, name=name).train().run
+        losses = {
+            line["step"]: line["val_loss"]
+            for line in RunFolder(run).metrics.read()
+            if line["val_loss"] is not None
+        }
+        step = min(losses, key=losses.__getitem__)
+        assert step < 12, "a loss that rises again is what this test is about"
+        kept[best] = [path.name for path in list_checkpoints(RunFolder(run).checkpoints)]
+    assert kept == {False: ["step-000012"], True: [f"step-{step:06d}", "step-000012"]}
+    saved = read_checkpoint(tmp_path / "best-True" / "checkpoints" / f"step-{step:06d}").state
+    assert saved is not None
+    assert saved.val_loss == saved.best_val_loss
