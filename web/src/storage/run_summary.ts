@@ -15,6 +15,8 @@ export interface RunSummary {
   /** The last logged step, or the newest checkpoint's. */
   readonly step: number;
   readonly steps: number | null;
+  /** The newest checkpoint's step, 0 without one; null where that was not looked up. */
+  readonly checkpoint: number | null;
   readonly loss: number | null;
   readonly bestValLoss: number | null;
   readonly bytes: number;
@@ -45,7 +47,7 @@ export async function summaryOf(name: string, files: Files, tables: Tables, lock
   const value = (key: string): number | null => (typeof last?.[key] === "number" ? last[key] : null);
   const finished = steps !== null && newest >= steps;
   return {
-    name, bytes, modified, problem, steps,
+    name, bytes, modified, problem, steps, checkpoint: newest,
     preset: settings === null ? null : presetOf(tables, settings),
     state: settings === null ? "damaged" : finished ? "finished" : locked ? "running" : "stopped",
     step: Math.max(newest, value("step") ?? 0),

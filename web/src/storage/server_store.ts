@@ -37,7 +37,7 @@ interface Listing {
 }
 
 const summary = (row: Row): RunSummary => ({
-  name: row.name, preset: row.preset, state: row.state, step: row.step, steps: row.steps, loss: row.loss,
+  name: row.name, preset: row.preset, state: row.state, step: row.step, steps: row.steps, checkpoint: null, loss: row.loss,
   bestValLoss: row.best_val_loss, bytes: row.bytes, modified: row.modified === null ? null : Date.parse(row.modified),
   problem: row.state === "damaged" ? "its files do not hold together: posttrainllm runs show says more" : null,
 });
