@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -201,6 +202,26 @@ def test_ctrl_c_reaches_rank_0_which_saves_once(runs):
     assert "train --resume stopped" in out
     assert max(checkpoints(runs / "stopped")) == len(losses(runs / "stopped"))
     read_checkpoint(runs / "stopped")
+
+
+def test_a_rank_that_does_not_answer_ends_the_job(runs):
+    arguments = [
+        *SIZES,
+        "--steps=100000",
+        "--name=silent",
+        "--runs-dir",
+        runs,
+        "--nproc=2",
+        "--quiet",
+    ]
+    process = Run(runs / "beer.txt", *arguments, **{TIMEOUT: "10"})
+    wait_for_step(runs / "silent", 15, process.process)
+    os.kill(process.ranks()[1], signal.SIGSTOP)
+    code, _, err = process.end()
+    assert code == 1
+    assert "error: rank 1 of 2 does not answer, and the run has stopped\n" in err
+    assert f"newest checkpoint is of step {max(checkpoints(runs / 'silent'))}" in err
+    assert err.count("error: ") == 1
 
 
 def test_the_run_saves_and_ends_when_the_command_is_killed(runs):

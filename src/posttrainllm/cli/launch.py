@@ -187,6 +187,12 @@ def _result(workers: list[Worker], folder: Path, *, stopped: bool) -> int:
     reports = [(report, worker) for worker in workers if (report := _report(worker, folder))]
     if reports:  # what a rank did wrong goes before what another noticed of it
         report, worker = min(reports, key=lambda one: (one[0]["lost"], one[0]["time"]))
+        silent = next((one for one in workers if one.killed), None)
+        if report["lost"] and silent is not None:
+            raise RankError(
+                f"rank {silent.rank} of {count} does not answer, and the run has stopped",
+                _go_on(folder, count),
+            )
         who = f"rank {worker.rank} of {count}: " if worker.rank else ""
         raise RankError(f"{who}{report['message']}", report["hint"], report["code"])
     worker = next((worker for worker in workers if worker.code), workers[0])

@@ -4,9 +4,9 @@ What this is: ``join``, a context in which the processes of ``Ranks`` are one to
 other. Rank 0 leads: it names a call and its numbers, and every other process runs the same call (``pytorch/distributed_engine.py``).
 What this is not: a way to start processes (``cli/launch.py``, or torchrun).
 
-Two groups: data (gradients; NCCL on CUDA, gloo elsewhere) fails when a process is silent for ``TIMEOUT_S``; commands (gloo) wait as long
-as rank 0 takes, for it may be writing samples or waiting for a full disk. A process that dies closes its connections, which the others
-see at once in either.
+Two groups: data (gradients; NCCL on CUDA, gloo elsewhere) and commands (gloo). In both, a process that is silent for ``TIMEOUT_S``
+ends the run, but the others wait for rank 0's next call as long as it takes: it may be writing samples or waiting for a full disk. A
+process that dies closes its connections, which the others see at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Group:
         self.ranks = ranks
         self.device = device
         self.broken = False
-        self.commands = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        # Rank 0 notices who does not answer; the others wait for its next call as long as it takes.
+        patience = timedelta(seconds=_timeout()) if ranks.leads else timedelta(days=365)
+        self.commands = dist.new_group(backend="gloo", timeout=patience)
 
     # ---- calls ------------------------------------------------------------------------------------
 
@@ -285,5 +287,6 @@ def _missing(ranks: Ranks, timeout: timedelta, error: Exception) -> EngineError:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"^\[[^\]]*\]\s*", "", str(error))  # gloo begins with a place in its source
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]

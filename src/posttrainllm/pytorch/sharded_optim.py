@@ -76,6 +76,7 @@ class ShardedAdamW:
         for parameter in self.params.values():
             parameter.grad = None
 
+    @torch.no_grad()  # or every part of a tensor would be taken through autograd
     def sum_of_squares(self) -> Tensor:
         """The sum of this rank's squared gradients; returned ()."""
         parts = self._local(self.grads())
