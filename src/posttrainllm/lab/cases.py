@@ -37,7 +37,13 @@ from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
 from posttrainllm.settings import did_you_mean, show
 
 FOLDER = Path("bench", "cases")
-DECODE_FIGURES = ("times_transformers", "times_recomputing", "times_int8", "first_words_s")
+DECODE_FIGURES = (
+    "times_transformers",
+    "times_recomputing",
+    "times_int8",
+    "times_transformers_int8",
+    "first_words_s",
+)
 
 
 class Case(BaseModel):
