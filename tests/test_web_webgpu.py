@@ -18,7 +18,7 @@ import pytest
 from browser import chromium_page, perform, served, site
 from needs import require
 from op_cases import CASES
-from op_inputs import elements
+from op_inputs import Case, elements
 from op_vectors import save
 from posttrainllm.config import PRESETS, load_config, settings_of
 from posttrainllm.engines.webgpu.dispatch import DispatchTable, Limits
@@ -33,10 +33,11 @@ from web import assets, run_node, run_vitest, webgpu_environment
 from web_jobs import GOLDEN, golden_job, job, training_text
 
 require("wasmtime")
-CHOICES = 60  # random configurations whose kernels are compared
-SMALL = 2000  # elements of an op's case that runs in every test run
+CHOICES = 24  # random configurations whose kernels are compared
+SMALL = 2000  # elements of an op's case that runs in every test run ...
+FEW = 3  # ... and about how many of them an op has there
 BROWSER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
-MODEL = {"model__n_layer": 2, "model__n_ctx": 16, "data__batch_size": 4}
+MODEL = {"model__n_layer": 1, "model__n_ctx": 8, "data__batch_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +149,16 @@ def train(folder: Path, tmp_path: Path, **work: Any) -> dict[str, Any]:
     return report
 
 
-def check_ops(folder: Path, tmp_path: Path, most: int) -> None:
-    chosen = [c for c in CASES.values() if not c.slow and elements(c) <= most]
+def some_cases() -> list[Case]:
+    """A few cases of every op, small ones, spread over its shapes."""
+    found = []
+    for op in OPS:
+        fitting = [c for c in CASES.values() if c.op == op and not c.slow and elements(c) <= SMALL]
+        found += fitting[:: max(1, len(fitting) // FEW)]
+    return found
+
+
+def check_ops(folder: Path, tmp_path: Path, chosen: list[Case]) -> None:
     save(tmp_path, chosen, engine="webgpu")
     output = run_node(
         "test/webgpu_ops.ts", folder, tmp_path, environment=webgpu_environment(), timeout=1500
@@ -161,12 +170,12 @@ def check_ops(folder: Path, tmp_path: Path, most: int) -> None:
 
 
 def test_every_op_is_right_in_every_variant_in_node(folder: Path, tmp_path: Path) -> None:
-    check_ops(folder, tmp_path, SMALL)
+    check_ops(folder, tmp_path, some_cases())
 
 
 @pytest.mark.slow
 def test_every_op_is_right_in_large_cases_in_node(folder: Path, tmp_path: Path) -> None:
-    check_ops(folder, tmp_path, 1 << 62)
+    check_ops(folder, tmp_path, [case for case in CASES.values() if not case.slow])
 
 
 def drift_of(losses: list[float], preset: str) -> Any:
@@ -177,12 +186,11 @@ def drift_of(losses: list[float], preset: str) -> Any:
 def test_the_loss_curve_is_the_golden_one_and_the_writing_that_of_wasm(
     folder: Path, tmp_path: Path
 ) -> None:
-    work = golden_job("tiny", steps=16, threads=1) | {"write": 12}
+    work = golden_job("tiny", steps=8, threads=1) | {"write": 4}
     got = train(folder, tmp_path, **work, engine="webgpu")
     assert got["info"]["engine"] == "webgpu"
     drift = drift_of(got["losses"], "tiny")
-    assert drift[:10].max() <= LOSS_TO_STEP_10["webgpu"]
-    assert drift.max() <= LOSS_TO_STEP_200["webgpu"]
+    assert drift.max() <= LOSS_TO_STEP_10["webgpu"]
     assert got["written"] == train(folder, tmp_path, **work)["written"]
 
 
@@ -245,7 +253,7 @@ def test_chromium_says_which_adapter_there_is(page: Any) -> None:
 
 def test_the_loss_curve_in_chromium_is_the_golden_one(page: Any) -> None:
     got = perform(
-        page, kind="train", job=golden_job("tiny", steps=6, threads=1) | {"engine": "webgpu"}
+        page, kind="train", job=golden_job("tiny", steps=3, threads=1) | {"engine": "webgpu"}
     )
     assert got["info"]["host"] == "browser"
     assert drift_of(got["losses"], "tiny").max() <= LOSS_TO_STEP_10["webgpu"]
@@ -262,12 +270,14 @@ def test_a_device_that_is_lost_in_chromium_ends_the_engine_at_once_and_a_new_one
     assert got["before"] + got["after"] == got["whole"]
 
 
-def test_without_webgpu_the_page_is_told_so(tmp_path: Path) -> None:
-    made = site(tmp_path / "site")
-    with (
-        served(made) as address,
-        chromium_page(address, "--disable-features=WebGPU,WebGPUService") as other,
-    ):
-        report = perform(other, kind="adapter")
+def test_without_webgpu_the_page_is_told_so(page: Any) -> None:
+    other = page.context.browser.browser_type.launch(
+        executable_path=require("chromium"),
+        args=["--headless=new", "--no-sandbox", "--disable-features=WebGPU"],
+    )
+    tab = other.new_page()
+    tab.goto(page.url)
+    report = perform(tab, kind="adapter")
+    other.close()
     assert not report["usable"]
     assert "WebAssembly" in report["reason"]

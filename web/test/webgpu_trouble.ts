@@ -13,6 +13,12 @@ export interface Place {
   readonly gpu?: GPU | undefined;
 }
 
+/** On software adapters: kernels that compile quickly, for devices that are used once. */
+export function quickKernels(device: GpuDevice): (readonly [string, string])[] {
+  const rows = ["attention_forward", "attention_backward"].map((op) => [op, "rows"] as const);
+  return device.report.software ? [...Object.entries(device.table.software), ...rows] : [];
+}
+
 export interface LostReport {
   /** Name and message of what the run ended with. */
   readonly error: string;
@@ -33,12 +39,13 @@ export async function loseDevice(tables: Tables, place: Place, settings: Setting
   };
   const [first, last] = [after + 1, 2 * after];
   const device = await GpuDevice.open(place.host, place);
-  const intact = await createWebGPUEngine(tables, settings, { ...place, device });
+  const preferred = quickKernels(device);
+  const intact = await createWebGPUEngine(tables, settings, { ...place, preferred, device });
   await intact.initialize(1);
   const whole = await steps(intact, 1, last);
   await intact.close();
 
-  const engine = await createWebGPUEngine(tables, settings, { ...place, device });
+  const engine = await createWebGPUEngine(tables, settings, { ...place, preferred, device });
   await engine.initialize(1);
   const before = await steps(engine, 1, after);
   const snapshot: State = await engine.state();
@@ -55,7 +62,7 @@ export async function loseDevice(tables: Tables, place: Place, settings: Setting
   await engine.close();
   device.close();
 
-  const next = await createWebGPUEngine(tables, settings, place);
+  const next = await createWebGPUEngine(tables, settings, { ...place, preferred });
   await next.load(snapshot.params, snapshot.m, snapshot.v);
   const gone = await steps(next, first, last);
   await next.close();
