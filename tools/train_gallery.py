@@ -189,7 +189,7 @@ def sample(name: str, weights: Path, said: dict[str, Any]) -> dict[str, Any]:
         texts = set()
         for build in runnable_builds():
             engine = inference_engine(
-                model.config, EngineConfig.model_validate({"cpp_build": build})
+                model.config, EngineConfig.model_validate({"cpp_build": build, "weights": "int8"})
             )
             engine.load(model.params)
             pieces = write_text(

@@ -64,8 +64,8 @@ class DecodeBench:
 
     rows: list[Row]
     figures: dict[str, float]
-    """``times_transformers``, ``times_recomputing``: that writer's best time over the first writer's. ``times_int8``: the first writer's over
-    its own from int8 weights; ``times_transformers_int8``: transformers' over that. ``first_words_s``."""
+    """``times_transformers``, ``times_recomputing``: that writer's best time over the first writer's. ``times_int8``: the first writer's
+    over its own from int8 weights; ``times_transformers_int8``: transformers' over that. ``first_words_s``."""
     record: Record
 
 
