@@ -274,6 +274,23 @@ def test_a_text_of_ones_own_is_asked_for_and_kept(visitor: Visit, tmp_path: Path
     assert (back / "corpus.txt").read_bytes() == text.read_bytes()
 
 
+def test_a_browser_that_lets_only_workers_write_keeps_runs_too(
+    browser: Any, address: str, whole: posttrainllm.Run, tmp_path: Path
+) -> None:
+    with visit(browser, address) as visitor:
+        visitor.context.add_init_script("delete FileSystemFileHandle.prototype.createWritable")
+        page = opened(visitor)
+        open_file(visitor, archive(half_of(whole, tmp_path), tmp_path), "run")
+        card(visitor, "run").get_by_role("button", name="Rename").click()
+        page.get_by_label("new name of run").fill("renamed")
+        page.keyboard.press("Enter")
+        card(visitor, "renamed").wait_for()
+        page.reload()
+        back = saved(visitor, "renamed", tmp_path / "back")
+        assert Run(back).metrics.read() == Run(tmp_path / "run").metrics.read()
+        assert read_checkpoint(back).state == read_checkpoint(tmp_path / "run").state
+
+
 def test_a_sweep_of_three_values_lands_on_the_page(visitor: Visit) -> None:
     page = opened(visitor)
     page.get_by_text("Try one setting with three values").click()

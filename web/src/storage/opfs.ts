@@ -1,9 +1,10 @@
 // opfs.ts: folders in the browser's own file system (OPFS), in pages and in workers.
 //
 // A worker writes through a sync access handle, which every browser with OPFS has; a page through a
-// writable stream, which goes to a copy and takes the name when it is closed.
+// writable stream, which goes to a copy and takes the name when it is closed, or, where there are none
+// (Safari before 26), through a worker of its own (opfs_writer.ts).
 import type { Bytes, Chunks, FileEntry, Files, Shelf } from "./files.ts";
-import { missing } from "./files.ts";
+import { joined, missing } from "./files.ts";
 
 /** What the DOM library lacks: sync handles are for workers, entries of a folder are newer. */
 interface SyncHandle {
@@ -19,9 +20,11 @@ const absent = (error: unknown): boolean => error instanceof DOMException && err
 
 class OpfsFiles implements Files {
   readonly #root: Folder;
+  readonly #name: string;
 
-  constructor(root: Folder) {
+  constructor(root: Folder, name: string) {
     this.#root = root;
+    this.#name = name;
   }
 
   async #folder(path: string, create: boolean): Promise<[Folder, string]> {
@@ -80,36 +83,14 @@ class OpfsFiles implements Files {
     await this.#put(path, at, [content]);
   }
 
-  /** Cuts a file to `start` bytes and writes behind them. */
   async #put(path: string, start: number, content: Chunks): Promise<void> {
+    const inWorker = typeof document === "undefined";
+    if (!inWorker && !("createWritable" in FileSystemFileHandle.prototype)) {
+      return writeFromWorker([RUNS, this.#name, ...path.split("/")], start, await joined(content));
+    }
     const [folder, name] = await this.#folder(path, true);
     const handle = (await folder.getFileHandle(name, { create: true })) as FileHandle;
-    if (handle.createSyncAccessHandle === undefined || typeof document !== "undefined") {
-      const stream = await handle.createWritable({ keepExistingData: start > 0 });
-      try {
-        await stream.truncate(start);
-        await stream.seek(start);
-        for await (const piece of content) await stream.write(piece);
-        await stream.close();
-      } catch (error) {
-        await stream.abort().catch(() => undefined);
-        throw error;
-      }
-      return;
-    }
-    const file = await handle.createSyncAccessHandle();
-    try {
-      file.truncate(start);
-      let at = start;
-      for await (const piece of content) {
-        const written = file.write(piece, { at });
-        if (written !== piece.length) throw new DOMException("the storage took a part of a file", "QuotaExceededError");
-        at += written;
-      }
-      file.flush();
-    } finally {
-      file.close();
-    }
+    return inWorker && handle.createSyncAccessHandle !== undefined ? putSync(handle, start, content) : putStream(handle, start, content);
   }
 
   async remove(path: string): Promise<void> {
@@ -121,6 +102,65 @@ class OpfsFiles implements Files {
     }
   }
 }
+
+/** Cuts a file to `start` bytes and writes behind them; in workers alone. */
+export async function putSync(handle: FileSystemFileHandle, start: number, content: Chunks): Promise<void> {
+  const file = await (handle as Required<FileHandle>).createSyncAccessHandle();
+  try {
+    file.truncate(start);
+    let at = start;
+    for await (const piece of content) {
+      const written = file.write(piece, { at });
+      if (written !== piece.length) throw new DOMException("the storage took a part of a file", "QuotaExceededError");
+      at += written;
+    }
+    file.flush();
+  } finally {
+    file.close();
+  }
+}
+
+async function putStream(handle: FileSystemFileHandle, start: number, content: Chunks): Promise<void> {
+  const stream = await handle.createWritable({ keepExistingData: start > 0 });
+  try {
+    await stream.truncate(start);
+    await stream.seek(start);
+    for await (const piece of content) await stream.write(piece);
+    await stream.close();
+  } catch (error) {
+    await stream.abort().catch(() => undefined);
+    throw error;
+  }
+}
+
+/** What a page asks of opfs_writer.ts: the path from the root of the origin's file system. */
+export interface WriteOrder {
+  readonly id: number;
+  readonly path: readonly string[];
+  readonly start: number;
+  readonly content: Bytes;
+}
+
+let writer: Worker | undefined;
+let orders = 0;
+
+function writeFromWorker(path: readonly string[], start: number, content: Bytes): Promise<void> {
+  writer ??= new Worker(new URL("./opfs_writer.ts", import.meta.url), { type: "module", name: "storage" });
+  const [order, worker]: [WriteOrder, Worker] = [{ id: ++orders, path, start, content }, writer];
+  return new Promise((done, failed) => {
+    const heard = ({ data }: MessageEvent<{ id: number; error: { name: string; message: string } | null }>): void => {
+      if (data.id !== order.id) return;
+      worker.removeEventListener("message", heard);
+      if (data.error === null) done();
+      else failed(new DOMException(data.error.message, data.error.name));
+    };
+    worker.addEventListener("message", heard);
+    worker.addEventListener("error", (event) => failed(new Error(event.message)), { once: true });
+    worker.postMessage(order);
+  });
+}
+
+const RUNS = "runs";
 
 class OpfsShelf implements Shelf {
   readonly #root: Folder;
@@ -136,12 +176,12 @@ class OpfsShelf implements Shelf {
   }
 
   async create(name: string): Promise<Files> {
-    return new OpfsFiles((await this.#root.getDirectoryHandle(name, { create: true })) as Folder);
+    return new OpfsFiles((await this.#root.getDirectoryHandle(name, { create: true })) as Folder, name);
   }
 
   async open(name: string): Promise<Files> {
     try {
-      return new OpfsFiles((await this.#root.getDirectoryHandle(name)) as Folder);
+      return new OpfsFiles((await this.#root.getDirectoryHandle(name)) as Folder, name);
     } catch (error) {
       throw absent(error) ? missing(name) : error;
     }
@@ -159,7 +199,7 @@ export async function openOpfs(): Promise<Shelf | null> {
   const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
   if (storage?.getDirectory === undefined) return null;
   try {
-    return new OpfsShelf((await (await storage.getDirectory()).getDirectoryHandle("runs", { create: true })) as Folder);
+    return new OpfsShelf((await (await storage.getDirectory()).getDirectoryHandle(RUNS, { create: true })) as Folder);
   } catch {
     return null; // private windows of some browsers
   }

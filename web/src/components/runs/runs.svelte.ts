@@ -20,6 +20,7 @@ export interface Removed {
 }
 
 const LOOK_MS = 2000;
+const IDLE_LOOKS = 3; // that pass while nothing is being trained here
 export const MOST_COMPARED = 5; // curves have five colours
 
 class Runs {
@@ -49,7 +50,11 @@ class Runs {
     let stop = (): void => {};
     void this.#open(tables).then(() => {
       if (over) return;
-      const timer = setInterval(() => void this.refresh(), LOOK_MS);
+      let looks = 0;
+      const timer = setInterval(() => {
+        const lively = this.rows.some((row) => row.place === "tab" && row.state === "running");
+        if (lively || ++looks % IDLE_LOOKS === 0) void this.refresh();
+      }, LOOK_MS);
       const unwatch = this.#server?.watch((rows) => {
         this.#served = rows;
         void this.refresh();
@@ -77,7 +82,7 @@ class Runs {
     } catch (error) {
       this.problem = refusalOf(error);
     }
-    await this.refresh();
+    await this.refresh(true);
   }
 
   store(place: StorePlace): RunStore {
@@ -95,17 +100,21 @@ class Runs {
     return this.rows.find((row) => row.id === id);
   }
 
-  async refresh(): Promise<void> {
+  /** Looks again; at the room and the removed ones when a run has changed, or when it is asked for. */
+  async refresh(again = false): Promise<void> {
     if (document.hidden && this.loaded) return;
     try {
       const here = (await this.#tab?.list()) ?? [];
       const rows = (place: StorePlace, found: readonly RunSummary[]): Row[] => found.map((run) => ({ ...run, place, id: `${place}/${run.name}` }));
       const all = [...rows("tab", here), ...rows("server", this.#served)].sort((a, b) => (b.modified ?? 0) - (a.modified ?? 0));
-      if (JSON.stringify(all) !== JSON.stringify(this.rows)) this.rows = all;
+      const changed = JSON.stringify(all) !== JSON.stringify(this.rows);
+      if (changed) this.rows = all;
       if (!this.#touched) this.compared = all.filter((row) => row.loss !== null).slice(0, 2).map((row) => row.id);
       this.compared = this.compared.filter((id) => this.row(id) !== undefined);
-      this.usage = (await this.#tab?.usage()) ?? null;
-      this.removed = (await this.#tab?.removed()) ?? [];
+      if (changed || again) {
+        this.usage = (await this.#tab?.usage()) ?? null;
+        this.removed = (await this.#tab?.removed()) ?? [];
+      }
       await this.#readCurves();
     } catch (error) {
       this.problem = refusalOf(error);
@@ -159,7 +168,7 @@ class Runs {
     } finally {
       this.busy = "";
       if (this.#server !== null) this.#served = await this.#server.list().catch(() => this.#served);
-      await this.refresh();
+      await this.refresh(true);
     }
   }
 
