@@ -166,6 +166,29 @@ describe("an engine", () => {
     device.check();
   });
 
+  test("trains as wasm does where arenas are cut into buffers and windows", async () => {
+    const small = await GpuDevice.open(host, { gpu });
+    const limits = { ...small.limits, binding_bytes: 65_536 };
+    for (const [name, value] of Object.entries({ bindingBytes: 65_536, bufferBytes: 100_000, limits })) Object.defineProperty(small, name, { value });
+    const engine = await createWebGPUEngine(tables, SETTINGS, { host, device: small, preferred: quickKernels(small) });
+    const wasm = await openWasm({ host, tables, set: programSet(tables, SETTINGS, "training"), threads: 1 });
+    const arena = { region: "param.decayed", offset: 0, shape: [engine.plan.region("param.decayed").elements] };
+    expect(engine.memory.windows(arena).length).toBeGreaterThan(2);
+    const found: number[][] = [];
+    for (const one of [wasm, engine]) {
+      await one.initialize(1);
+      for (let step = 1; step <= 4; step++) await trainStep(one, SETTINGS, TEXT, step);
+      found.push((await one.results()).flatMap((result) => [result.loss, result.gradNorm]));
+    }
+    const [wanted = [], got = []] = found;
+    got.forEach((value, k) => expect(Math.abs(value / (wanted[k] ?? NaN) - 1)).toBeLessThan(1e-5));
+    const { params } = await wasm.state();
+    await engine.load(params);
+    expect((await engine.state()).params).toEqual(params);
+    await engine.close();
+    small.close();
+  });
+
   test("gives the same bits twice, waiting for results or not", async () => {
     const runs: number[][] = [];
     for (const wait of [true, false]) {

@@ -87,7 +87,7 @@ export class GpuMemory {
     this.#mirror = new ArrayBuffer(Math.max(end, this.#align));
     this.#dirty = [0, this.#mirror.byteLength];
     const arenas = plan.tables.plan.parts.map((part) => 4 * (plan.regions.get(`param.${part}`)?.elements ?? 0));
-    this.#stateBytes = Math.min(STATE_BYTES, Math.max(READ_BYTES, ...arenas));
+    this.#stateBytes = Math.min(STATE_BYTES, 4 * Math.floor(device.bufferBytes / 4), Math.max(READ_BYTES, ...arenas));
   }
 
   /** Takes the memory. Throws an EngineError, with the buffer's name and size, where the device cannot hold it. */
