@@ -94,7 +94,7 @@ class Limits:
     subgroups: int = 0  # 1 where the feature is there
     binding_bytes: int = 134_217_728
     half: int = 0  # 1 where half precision was asked for, and is there
-    checked: int = 0  # 1 where shaders have run-time checks, as in a browser: other tiles are fast there
+    checked: int = 0  # 1 where shaders have run-time checks, as in a browser
 
     def names(self) -> dict[str, int]:
         """As names for expressions."""
