@@ -51,13 +51,15 @@ export async function openWebGPU(tables: Tables, set: ProgramSet, options: WebGP
   const { host } = options;
   const control = await WebAssembly.compile(await host.read("posttrain-control.wasm"));
   const device = options.device ?? (await GpuDevice.open(host, options));
-  const engine = new WebGPUEngine(tables, set, control, device, options);
+  let engine: WebGPUEngine | undefined;
   try {
+    engine = new WebGPUEngine(tables, set, control, device, options);
     const usual = device.report.software ? Object.entries(device.table.software) : [];
     await engine.open(new DispatchTable(device.table, tables.ops, device.limits, options.preferred ?? usual));
     return engine;
   } catch (error) {
-    await engine.close();
+    if (engine !== undefined) await engine.close();
+    else if (options.device === undefined) device.close();
     throw error;
   }
 }
