@@ -12,7 +12,7 @@ import pytest
 
 import posttrainllm
 from model_cases import train_config
-from posttrainllm.config import replace
+from posttrainllm.config import changed_settings, replace
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
 from server_cases import served as serving
@@ -340,3 +340,30 @@ def test_runs_of_the_terminal_are_there_live_and_the_tab_goes_on_with_them(
         visitor.page.get_by_text("Saved into runs/ as run-2").wait_for()
         again = read_checkpoint(server.runs / "run-2")
         assert again.state.step == STEPS  # type: ignore[union-attr]
+
+
+def test_a_new_run_of_a_served_page_lies_in_runs_and_is_the_terminals(
+    browser: Any, site: Path, tmp_path: Path
+) -> None:
+    config = replace(
+        train_config("tiny"),
+        {**SHORT, "training.steps": 12, "training.eval_every": 6, "schedule.warmup_steps": 4},
+    )
+    (tmp_path / "runs").mkdir()
+    with (
+        serving(site, tmp_path / "runs") as server,
+        visit(browser, f"{server.origin}/") as visitor,
+    ):
+        visitor.start(config)
+        visitor.finish()
+        run = posttrainllm.open_run("tiny-001", runs_dir=server.runs)
+        changes = {key.replace(".", "__"): value for key, value, _ in changed_settings(run.config)}
+        wanted = posttrainllm.train(preset="tiny", runs_dir=tmp_path / "here", **changes)
+        assert run.config.engine.name == "wasm"
+        assert run.losses == wanted.losses
+        visitor.open("runs/")  # gives the run back
+        card(visitor, "tiny-001").get_by_text("finished").wait_for()
+        further = posttrainllm.resume("tiny-001", runs_dir=server.runs, steps=15)
+        again = posttrainllm.resume(wanted.path.name, runs_dir=wanted.path.parent, steps=15)
+        assert further.losses == again.losses
+        card(visitor, "tiny-001").get_by_text("15 of 15").wait_for()
