@@ -130,6 +130,20 @@ def show_bytes(count: int) -> str:
     return f"{size:,.1f} TB"
 
 
+def reason(error: BaseException) -> str:
+    """Return what the system says about a failure, on one line."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return " ".join((text or str(error)).split())
+
+
+def read_error(path: Path, error: BaseException) -> CheckpointError:
+    """Build the one line for a file or folder that the system did not let us read."""
+    hint = "take it again from where it came"
+    if isinstance(error, PermissionError):
+        hint = "change its permissions, or copy it to where you may read it"
+    return CheckpointError(f"{path} cannot be read: {reason(error)}", hint)
+
+
 def write_error(
     action: str, path: Path, error: OSError, *, need: int | None = None
 ) -> CheckpointError:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrainllm.errors import CheckpointError
-from posttrainllm.formats.untrusted import DAMAGED, reason
+from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.settings import show
-from posttrainllm.storage import free_bytes, show_bytes, write_file
+from posttrainllm.storage import free_bytes, reason, show_bytes, write_file
 
 MAGIC = b"PK\x03\x04"
 SUFFIX = ".zip"
@@ -39,6 +39,8 @@ MOST_EXPANSION = 50  # times the file; JSON lines become ten times as small, zer
 ALWAYS_ALLOWED = 16 * 2**20
 LOCAL_HEADER_BYTES = 30
 PIECE = 2**20
+
+UNPACK_ELSEWHERE = "free some space, or unpack it yourself and give the folder"
 
 # Everything that zipfile lets out when a file is damaged.
 _BROKEN = (
@@ -101,7 +103,7 @@ def extract_archive(path: Path, folder: Path, wanted: Callable[[str], bool]) -> 
             return Extracted(tuple(chosen), tuple(sorted(set(names) - set(chosen))))
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be opened in {folder.parent}: {reason(error)}"
+            f"{path} cannot be unpacked: {reason(error)}", UNPACK_ELSEWHERE
         ) from None
     except _BROKEN as error:
         raise CheckpointError(
@@ -207,8 +209,8 @@ def _check_room(entries: list[zipfile.ZipInfo], path: Path, folder: Path) -> Non
     free = free_bytes(folder)
     if free is not None and need > free:
         raise CheckpointError(
-            f"{path} needs {show_bytes(need)} in {folder.parent}, the disk has {show_bytes(free)}",
-            "free some space",
+            f"{path} needs {show_bytes(need)} to be unpacked, the disk has {show_bytes(free)}",
+            UNPACK_ELSEWHERE,
         )
 
 

@@ -47,10 +47,10 @@ from posttrainllm.formats.tensor_file import (
     read_floats,
     write_tensors,
 )
-from posttrainllm.formats.untrusted import DAMAGED, parse_object, reason
+from posttrainllm.formats.untrusted import DAMAGED, parse_object
 from posttrainllm.rounding import Bytes, dequantise, quantise, shared_axis
 from posttrainllm.settings import show
-from posttrainllm.storage import FileHash
+from posttrainllm.storage import FileHash, read_error
 
 FORMAT = 1
 SCALE = ".scale"
@@ -179,4 +179,4 @@ def _read_bytes(path: Path, entries: list[Entry]) -> Iterator[Bytes]:
                     )
                 yield values
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None

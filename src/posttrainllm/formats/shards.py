@@ -18,10 +18,10 @@ from pathlib import Path
 
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.tensor_file import Entry, Floats, read_floats, read_header
-from posttrainllm.formats.untrusted import DAMAGED, plain_file, read_object, reason
+from posttrainllm.formats.untrusted import DAMAGED, plain_file, read_object
 from posttrainllm.machine import available_memory
 from posttrainllm.settings import show
-from posttrainllm.storage import show_bytes
+from posttrainllm.storage import read_error, show_bytes
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -111,7 +111,7 @@ def _header(path: Path) -> dict[str, Entry]:
         with path.open("rb") as stream:
             pointer = stream.read(len(_LFS)) == _LFS
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     if pointer:
         raise CheckpointError(
             f"{path} is a pointer of Git LFS, not the file itself", "fetch the file: git lfs pull"
@@ -154,4 +154,4 @@ def _names(folder: Path) -> list[str]:
     try:
         return sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {reason(error)}") from None
+        raise read_error(folder, error) from None

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import CheckpointError
-from posttrainllm.formats.untrusted import DAMAGED, parse_object, reason
+from posttrainllm.formats.untrusted import DAMAGED, parse_object
 from posttrainllm.settings import show
-from posttrainllm.storage import Chunk, FileHash, show_bytes, write_file
+from posttrainllm.storage import Chunk, FileHash, read_error, show_bytes, write_file
 
 Floats = npt.NDArray[np.float32]
 
@@ -115,7 +115,7 @@ def read_description(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
                 )
             content = stream.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     header = parse_object(content, f"the header of {path}")
     found = header.pop("__metadata__", {})
     metadata = found if isinstance(found, dict) else {}
@@ -205,7 +205,7 @@ def read_floats(entries: Iterable[Entry]) -> Iterator[Floats]:
                     )
                 yield values
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     except MemoryError:
         need = 4 * sum(math.prod(entry.shape) for entry in wanted)
         raise CheckpointError(
@@ -229,7 +229,7 @@ def read_integer(entry: Entry) -> int:
             stream.seek(entry.start)
             return int.from_bytes(stream.read(8), "little", signed=True)
     except OSError as error:
-        raise CheckpointError(f"{entry.path} cannot be read: {reason(error)}") from None
+        raise read_error(entry.path, error) from None
 
 
 def _read_floats(stream: BufferedReader, entry: Entry) -> Floats:

@@ -37,9 +37,9 @@ from posttrainllm.formats.tinygpt_layout import (
     state_bytes,
     tensors,
 )
-from posttrainllm.formats.untrusted import DAMAGED, MAX_JSON_BYTES, parse_object, reason
+from posttrainllm.formats.untrusted import DAMAGED, MAX_JSON_BYTES, parse_object
 from posttrainllm.settings import show
-from posttrainllm.storage import Chunk, FileHash, show_bytes, write_file
+from posttrainllm.storage import Chunk, FileHash, read_error, show_bytes, write_file
 
 SUFFIX = ".tinygpt"
 
@@ -89,7 +89,7 @@ def read_tinygpt(path: Path) -> TinyGPT:
                 raise CheckpointError(f"{path}: step is {step}, wanted 0 or more", DAMAGED)
             values = _read_state(stream, path, config, dtype, block)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     except MemoryError:
         raise CheckpointError(
             f"{path} needs more memory than there is", "close other programs"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from posttrainllm.errors import CheckpointError
 from posttrainllm.settings import show
-from posttrainllm.storage import show_bytes
+from posttrainllm.storage import read_error, show_bytes
 
 DAMAGED = "the file is damaged: take another checkpoint, or copy the folder again"
 
@@ -41,7 +41,7 @@ def plain_file(folder: Path, name: str) -> Path:
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {name}", "is this the right folder?") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     if inside[0].parent.name == "snapshots":
         inside.append(inside[0].parent.parent / "blobs")
     if not any(target.is_relative_to(allowed) for allowed in inside):
@@ -65,7 +65,7 @@ def read_object(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     if len(content) > MAX_JSON_BYTES:
         raise CheckpointError(
             f"{path} is larger than {show_bytes(MAX_JSON_BYTES)}, too large for its kind", DAMAGED
@@ -119,12 +119,6 @@ def check_version(document: dict[str, Any], supported: int, source: str) -> None
             f"{source} has format_version {show(version)}; this version reads up to {supported}",
             "update posttrainllm",
         )
-
-
-def reason(error: BaseException) -> str:
-    """Return what the system says about a failed read, on one line."""
-    text = error.strerror if isinstance(error, OSError) else None
-    return " ".join((text or str(error)).split())
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def _locate(path: Path, *, verify: bool) -> tuple[Path, tuple[str, ...]]:
     for checkpoints in (path / "checkpoints", path):
         if list_checkpoints(checkpoints):
             return newest_checkpoint(checkpoints)
-    if (path / "checkpoints").is_dir():
+    if os.path.isdir(path / "checkpoints"):
         return newest_checkpoint(path / "checkpoints")  # raises: there is none yet
     if os.path.lexists(path / HASHES_FILE) or os.path.lexists(path / STATE_FILE):
         verify_hashes(path, contents=verify)

@@ -21,9 +21,17 @@ from pathlib import Path
 from posttrainllm.config import GPTConfig
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.huggingface import CONFIG_FILE, WEIGHTS_FILE, parameter_shapes
-from posttrainllm.formats.untrusted import DAMAGED, check_version, plain_file, read_object, reason
+from posttrainllm.formats.untrusted import DAMAGED, check_version, plain_file, read_object
 from posttrainllm.settings import show
-from posttrainllm.storage import FileHash, free_bytes, hash_file, show_bytes, sync_folder
+from posttrainllm.storage import (
+    FileHash,
+    free_bytes,
+    hash_file,
+    read_error,
+    reason,
+    show_bytes,
+    sync_folder,
+)
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
@@ -168,6 +176,12 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path, tuple[str, ...]]:
             f"{checkpoints} has no checkpoint that is whole: {damaged[0].message}",
             "train again, or copy the run again from where it came",
         )
+    try:
+        os.scandir(checkpoints).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise read_error(checkpoints, error) from None
     raise CheckpointError(
         f"{checkpoints} has no checkpoint yet", "let the run train to its first checkpoint"
     )
@@ -250,5 +264,6 @@ def check_space(
         raise CheckpointError(
             f"{checkpoints} needs {show_bytes(need)} for {count} planned {plural}, the disk has "
             f"{show_bytes(free)}",
-            "free some space, use another --runs-dir, or set training.keep_checkpoints lower",
+            "free some space, or use another --runs-dir"
+            + ("; or set training.keep_checkpoints lower" if keep > 1 else ""),
         )

@@ -25,7 +25,6 @@ from typing import Literal
 
 from posttrainllm.config import TrainConfig, from_toml, to_toml
 from posttrainllm.errors import CheckpointError, ConfigError
-from posttrainllm.formats.untrusted import reason
 from posttrainllm.runs.checkpoint_folder import (
     clean_up,
     discard_after,
@@ -36,7 +35,7 @@ from posttrainllm.runs.checkpoint_folder import (
 from posttrainllm.runs.lock import RunLock, is_locked
 from posttrainllm.runs.records import Record, Records
 from posttrainllm.settings import did_you_mean, show
-from posttrainllm.storage import replace_file, sync_folder, write_error
+from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
 
 CONFIG_FILE = "config.toml"
 CORPUS_FILE = "corpus.txt"
@@ -94,7 +93,7 @@ class Run:
         try:
             return from_toml(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+            raise read_error(path, error) from None
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 at byte {error.start}") from None
 

@@ -24,10 +24,11 @@ from posttrainllm.formats.archive import Extracted, extract_archive
 from posttrainllm.formats.shards import PICKLES
 from posttrainllm.formats.tinygpt import TinyGPT, read_tinygpt
 from posttrainllm.formats.tinygpt_layout import MAGIC as TINYGPT_MAGIC
-from posttrainllm.formats.untrusted import plain_file, reason
+from posttrainllm.formats.untrusted import plain_file
 from posttrainllm.runs.checkpoint import Checkpoint, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, CORPUS_FILE
 from posttrainllm.settings import show
+from posttrainllm.storage import read_error, reason
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.text.tokenizer_files import FILES as TOKENIZER_FILES
 from posttrainllm.text.tokenizer_files import load
@@ -129,7 +130,7 @@ def is_wanted(name: str) -> bool:
 
 def is_run(folder: Path) -> bool:
     """Tell whether a folder is a run, with or without checkpoints so far."""
-    return (folder / CONFIG_FILE).is_file() and (folder / "checkpoints").is_dir()
+    return os.path.isfile(folder / CONFIG_FILE) and os.path.isdir(folder / "checkpoints")
 
 
 def kind_of(path: Path) -> str:
@@ -137,14 +138,16 @@ def kind_of(path: Path) -> str:
 
     Raises: CheckpointError for anything else, saying what it seems to be.
     """
-    if not path.is_file():
-        what = "is not a regular file" if os.path.lexists(path) else "does not exist"
+    if not os.path.isfile(path):
+        what = "is not a regular file" if os.path.exists(path) else "does not exist"
+        if os.path.islink(path) and not os.path.exists(path):
+            what = "is a link that leads nowhere"
         raise CheckpointError(f"{path} {what}", KNOWN)
     try:
         with path.open("rb") as stream:
             start = stream.read(8)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {reason(error)}") from None
+        raise read_error(path, error) from None
     if start.startswith(TINYGPT_MAGIC):
         return "tinygpt"
     if start.startswith((archive.MAGIC, b"PK\x05\x06")):
@@ -169,4 +172,6 @@ def _temporary(path: Path) -> Iterator[Path]:
             inside.mkdir()
             yield inside
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be unpacked: {reason(error)}") from None
+        raise CheckpointError(
+            f"{path} cannot be unpacked: {reason(error)}", archive.UNPACK_ELSEWHERE
+        ) from None

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from posttrainllm.errors import CheckpointError
-from posttrainllm.formats.untrusted import parse_object, reason
+from posttrainllm.formats.untrusted import parse_object
 from posttrainllm.runs.trainer_state import finite
 from posttrainllm.settings import show
-from posttrainllm.storage import write_error
+from posttrainllm.storage import read_error, write_error
 
 Record = dict[str, Any]
 
@@ -143,7 +143,7 @@ class Records:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {reason(error)}") from None
+            raise read_error(self.path, error) from None
         end = 0
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             end += len(line) + 1
