@@ -38,8 +38,7 @@ from posttrainllm.runs.folder import CORPUS_FILE, MAX_NAME_BYTES, METRICS
 from posttrainllm.runs.trainer_state import TrainerState
 from posttrainllm.text.corpus import DEFAULT_NAME
 from posttrainllm.text.datasets import TINY_SHAKESPEARE
-from posttrainllm.text.tokenizer import CONFIG_FILE as TOKENIZER_CONFIG
-from posttrainllm.text.tokenizer import TOKENIZER_FILE, ByteTokenizer
+from posttrainllm.text.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, ByteTokenizer
 
 
 def files() -> dict[str, Any]:
@@ -111,5 +110,5 @@ def _tokenizer() -> dict[str, Any]:
         ByteTokenizer().save(folder, n_ctx=length)
         return {
             TOKENIZER_FILE: (folder / TOKENIZER_FILE).read_text(encoding="utf-8"),
-            TOKENIZER_CONFIG: json.loads((folder / TOKENIZER_CONFIG).read_bytes()),
+            TOKENIZER_CONFIG_FILE: json.loads((folder / TOKENIZER_CONFIG_FILE).read_bytes()),
         }

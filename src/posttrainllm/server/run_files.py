@@ -18,8 +18,7 @@ from posttrainllm.runs.checkpoint_folder import HASHES_FILE, OPTIMIZER_FILE, STA
 from posttrainllm.runs.folder import CONFIG_FILE as RUN_CONFIG_FILE
 from posttrainllm.runs.folder import CORPUS_FILE
 from posttrainllm.server.answers import RefusalError
-from posttrainllm.text.tokenizer import CONFIG_FILE as TOKENIZER_CONFIG_FILE
-from posttrainllm.text.tokenizer import TOKENIZER_FILE
+from posttrainllm.text.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 MB = 1_000_000
 LONGEST = 255  # bytes of a name

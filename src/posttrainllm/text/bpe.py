@@ -28,11 +28,14 @@ import numpy.typing as npt
 from posttrainllm.errors import CheckpointError, PosttrainError
 from posttrainllm.settings import show
 from posttrainllm.text.tokenizer import (
-    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     Ids,
+    bpe_model,
     byte_characters,
+    byte_level,
     check_range,
+    document,
     to_bytes,
     tokenizer_config,
     write_json,
@@ -51,13 +54,13 @@ class BPETokenizer:
     """A byte-level BPE vocabulary such as GPT-2's."""
 
     def __init__(self, text: str, n_vocab: int | None = None) -> None:
-        """Read the text of a ``tokenizer.json``.
+        """Read the text of a ``tokenizer.json``, which is known to be JSON.
 
         ``n_vocab`` is the model's vocabulary when it is not the tokenizer's: ids that no token has
         (a vocabulary padded to a round number) stand for no bytes, and added tokens beyond it,
         which the model has no numbers for, are refused where a text holds one.
 
-        Raises: CheckpointError when it does not parse or cannot be used, by the field's name.
+        Raises: CheckpointError when it cannot be used, by the field's name.
         """
         try:
             import tokenizers
@@ -176,30 +179,25 @@ class BPETokenizer:
         """Write the tokenizer.json that was read, unchanged, and a tokenizer_config.json."""
         (folder / TOKENIZER_FILE).write_bytes(self._text.encode())
         end = None if self.end is None else END_OF_TEXT
-        write_json(folder / CONFIG_FILE, {**tokenizer_config(n_ctx), "eos_token": end})
+        write_json(folder / TOKENIZER_CONFIG_FILE, {**tokenizer_config(n_ctx), "eos_token": end})
 
 
-def checked_description(document: object) -> dict[str, Any]:
+def checked_description(given: object) -> dict[str, Any]:
     """Return the parts of a tokenizer.json that decide ids, in the form that the library reads.
 
     Raises: CheckpointError, naming the field and its value.
     """
-    whole = document if isinstance(document, dict) else {}
+    whole = given if isinstance(given, dict) else {}
     model = _model(whole.get("model"))
     added = whole.get("added_tokens") or []
     if not isinstance(added, list):
         raise _refusal("added_tokens", added)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added_token(token) for token in added],
-        "normalizer": _normalizer(whole.get("normalizer")),
-        "pre_tokenizer": _pre_tokenizer(whole.get("pre_tokenizer")),
-        "post_processor": None,
-        "decoder": None,
-        "model": model,
-    }
+    return document(
+        model,
+        _pre_tokenizer(whole.get("pre_tokenizer")),
+        added=[_added_token(token) for token in added],
+        normalizer=_normalizer(whole.get("normalizer")),
+    )
 
 
 def _model(model: object) -> dict[str, Any]:
@@ -223,18 +221,11 @@ def _model(model: object) -> dict[str, Any]:
     for field in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(field):
             raise _refusal(f"model.{field}", model[field])
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": model.get("ignore_merges") is True,
-        "vocab": vocabulary,
-        "merges": [_merge(merge, vocabulary) for merge in merges],
-    }
+    return bpe_model(
+        vocabulary,
+        [_merge(merge, vocabulary) for merge in merges],
+        ignore_merges=model.get("ignore_merges") is True,
+    )
 
 
 def _merge(merge: object, vocabulary: Mapping[str, int]) -> list[str]:
@@ -270,12 +261,10 @@ def _pre_tokenizer(value: object) -> dict[str, Any]:
             made.append({"type": "Digits", "individual_digits": part["individual_digits"] is True})
         elif _is(part, "ByteLevel"):
             made.append(
-                {
-                    "type": "ByteLevel",
-                    "add_prefix_space": part.get("add_prefix_space") is True,
-                    "trim_offsets": True,
-                    "use_regex": part.get("use_regex", True) is True,
-                }
+                byte_level(
+                    use_regex=part.get("use_regex", True) is True,
+                    add_prefix_space=part.get("add_prefix_space") is True,
+                )
             )
         else:
             raise _refusal("pre_tokenizer", value)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from posttrainllm.errors import PosttrainError
 
 TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
 Ids = npt.NDArray[np.int32]
 
@@ -124,7 +124,7 @@ class ByteTokenizer:
     def save(self, folder: Path, *, n_ctx: int | None = None) -> None:
         """Write the two files of a tokenizer that stock transformers reads without a warning."""
         write_json(folder / TOKENIZER_FILE, _byte_level_description())
-        write_json(folder / CONFIG_FILE, tokenizer_config(n_ctx))
+        write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config(n_ctx))
 
 
 class StreamDecoder:
@@ -159,33 +159,58 @@ def _byte_level_description() -> dict[str, Any]:
     The form is the one that the tokenizers library itself writes. No class of GPT-2's is named:
     GPT2Tokenizer would add a token 256.
     """
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
+    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+    level = byte_level(use_regex=False)
+    return document(bpe_model(vocabulary, []), level, decoder=level)
+
+
+def document(
+    model: Mapping[str, Any],
+    pre_tokenizer: Mapping[str, Any],
+    *,
+    added: Sequence[Mapping[str, Any]] = (),
+    normalizer: Mapping[str, Any] | None = None,
+    decoder: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a tokenizer.json of these parts, with every other one explicitly null."""
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
+        "added_tokens": list(added),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {character: byte for byte, character in enumerate(byte_characters())},
-            "merges": [],
-        },
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def bpe_model(
+    vocabulary: Mapping[str, int], merges: Sequence[object], *, ignore_merges: bool = False
+) -> dict[str, Any]:
+    """Return the model part of a tokenizer.json: plain BPE of byte characters."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": ignore_merges,
+        "vocab": vocabulary,
+        "merges": merges,
+    }
+
+
+def byte_level(*, use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
+    """Return the part of a tokenizer.json that turns bytes into characters; with the regex it also cuts texts into words."""
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": True,
+        "use_regex": use_regex,
     }
 
 

@@ -10,18 +10,23 @@ Read next: ``bpe.py``, which says what may stand in them.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrainllm.errors import CheckpointError
 from posttrainllm.settings import show
-from posttrainllm.storage import show_bytes
+from posttrainllm.storage import read_error, show_bytes
 from posttrainllm.text.bpe import END_OF_TEXT, ONLY_THESE, BPETokenizer
 from posttrainllm.text.tokenizer import (
-    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     ByteTokenizer,
     Tokenizer,
+    bpe_model,
+    byte_level,
+    document,
     is_byte_level,
 )
 
@@ -29,12 +34,12 @@ VOCABULARY_FILE = "vocab.json"
 MERGES_FILE = "merges.txt"
 ADDED_FILE = "added_tokens.json"
 
-FILES = (TOKENIZER_FILE, CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE, ADDED_FILE)
+FILES = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, VOCABULARY_FILE, MERGES_FILE, ADDED_FILE)
 
 MAX_BYTES = 32 * 2**20  # GPT-2's has 2 or 4 MB
-MAX_CONTAINERS = (
-    1_000_000  # lists and objects, which take twenty times their two characters; a merge is one
-)
+# Lists and objects, which take twenty times their two characters; a merge is one.
+MAX_CONTAINERS = 1_000_000
+MOST_UNMADE = 32  # tokens that no merge makes: <pad> and the like, in the vocabulary alone
 DAMAGED = "the file is damaged: take another checkpoint, or export the model again"
 
 
@@ -46,8 +51,14 @@ def load(folder: Path, n_vocab: int | None = None) -> Tokenizer:
 
     Raises: CheckpointError when there is none, or it is damaged, or of a kind that cannot be used.
     """
+    if not os.path.isdir(folder):
+        what = "is no folder" if os.path.lexists(folder) else "does not exist"
+        raise CheckpointError(
+            f"{folder} {what}, wanted the folder of a tokenizer",
+            f"give a folder that holds {TOKENIZER_FILE}, or {VOCABULARY_FILE} and {MERGES_FILE}",
+        )
     path = folder / TOKENIZER_FILE
-    if not path.exists() and (folder / VOCABULARY_FILE).exists():
+    if not os.path.exists(path) and os.path.exists(folder / VOCABULARY_FILE):
         text = json.dumps(_from_pair(folder), ensure_ascii=False)
     else:
         text = _read(path)
@@ -82,39 +93,31 @@ def _from_pair(folder: Path) -> dict[str, Any]:
                 f"{folder}: the id of {show(content)} is {show(index)}, wanted a whole number",
                 ONLY_THESE,
             )
-    settings = _object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else {}
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": settings.get("add_prefix_space") is True,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
+    _check_merges(folder, vocabulary, merges, added)
+    config = folder / TOKENIZER_CONFIG_FILE
+    settings = _object(config) if config.exists() else {}
+    level = byte_level(use_regex=True, add_prefix_space=settings.get("add_prefix_space") is True)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": content, **flags, "special": True}
-            for content, index in sorted(added.items(), key=lambda item: item[1])
-        ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
-    }
+    tokens = [
+        {"id": index, "content": content, **flags, "special": True}
+        for content, index in sorted(added.items(), key=lambda item: item[1])
+    ]
+    return document(bpe_model(vocabulary, merges), level, added=tokens, decoder=level)
+
+
+def _check_merges(
+    folder: Path, vocabulary: Mapping[str, Any], merges: Sequence[str], added: Mapping[str, Any]
+) -> None:
+    """Refuse merges that end early: texts would be read as bytes, with no error and a much higher loss."""
+    made = {merge.replace(" ", "") for merge in merges}
+    longer = [token for token in vocabulary if len(token) > 1 and token not in added]
+    lacking = sum(token not in made for token in longer)
+    if lacking > max(MOST_UNMADE, len(longer) // 10):
+        raise CheckpointError(
+            f"{folder / MERGES_FILE} makes {len(longer) - lacking:,} of the {len(longer):,} tokens of "
+            f"{VOCABULARY_FILE} that are longer than a byte",
+            "it is cut off: copy it again from where the model came",
+        )
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def _read(path: Path) -> str:
             "copy the model's tokenizer into the folder: tokenizer.json, or vocab.json and merges.txt",
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise read_error(path, error) from None
     if len(content) > MAX_BYTES:
         raise CheckpointError(
             f"{path} is larger than {show_bytes(MAX_BYTES)}, too large for its kind", DAMAGED
