@@ -13,15 +13,17 @@ import pytest
 from cli_cases import cli, write_text
 from hostile_folders import whole_shards
 from hostile_zips import run_folder
-from import_cases import as_pair, bpe, model_folder, write_bpe
+from import_cases import as_pair, bpe, model_folder, tinygpt, write_bpe
 from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
+from posttrainllm.runs import checkpoint_folder
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run, list_runs
 from posttrainllm.runs.staging import HIDDEN, fit_name, stage_run
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.importing import import_model
+from saved import save
 from test_tokenizer import TORTURE
 
 require("tokenizers")
@@ -126,6 +128,22 @@ def test_a_run_that_is_being_trained_is_not_copied(tmp_path):
     assert import_model(run.path, runs_dir=tmp_path / "runs").kind == "run"
 
 
+def test_a_full_disk_is_said_of_the_place_that_is_full(tmp_path, monkeypatch):
+    source, runs = model_folder(tmp_path), tmp_path / "runs"
+    monkeypatch.setattr(checkpoint_folder, "free_bytes", lambda _: 1000)
+    with pytest.raises(CheckpointError) as caught:
+        import_model(source, runs_dir=runs)
+    assert caught.value.message.startswith(f"{runs} needs ")
+    assert caught.value.hint == "free some space, or use another --runs-dir"
+    assert list(runs.iterdir()) == []
+
+
+def test_a_model_of_the_gallery_needs_no_import(tmp_path):
+    with pytest.raises(CheckpointError, match="shakespeare does not exist") as caught:
+        import_model(Path("shakespeare"), runs_dir=tmp_path)
+    assert caught.value.hint.endswith("needs no import: posttrainllm generate shakespeare")
+
+
 def test_a_killed_import_leaves_nothing_that_is_listed_and_the_next_one_cleans_up(tmp_path):
     runs = tmp_path / "runs"
     program = (
@@ -220,6 +238,43 @@ def test_a_folder_without_a_tokenizer_takes_one_from_elsewhere(tmp_path, given):
         ByteTokenizer().save(Path(place))
     made = import_model(source, runs_dir=tmp_path / "runs", tokenizer=place)
     assert isinstance(made.tokenizer, ByteTokenizer)
+
+
+@pytest.mark.parametrize("make", [run_folder, tinygpt, lambda path: save(path / "a")])
+def test_a_model_with_a_tokenizer_of_its_own_takes_no_other(tmp_path, make):
+    source = make(tmp_path)
+    with pytest.raises(CheckpointError, match="which has a tokenizer of its own") as caught:
+        import_model(source, runs_dir=tmp_path / "runs", tokenizer="bytes")
+    assert caught.value.hint == "leave out --tokenizer"
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_tokenizer_is_given_by_its_folder(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name, what in (("tokenizer.json", "is no folder"), ("byte", "does not exist")):
+        with pytest.raises(CheckpointError, match=f"{name} {what}, wanted the folder of a tok"):
+            load_tokenizer(tmp_path / name)
+
+
+@pytest.mark.parametrize(("merges", "made"), [(0, 0), (5, 5), (9, 9)])
+def test_merges_that_end_early_are_refused(tmp_path, merges, made):
+    write_bpe(tmp_path, 300)  # 43 merges
+    as_pair(tmp_path)
+    lines = (tmp_path / "merges.txt").read_text("utf-8").split("\n")
+    (tmp_path / "merges.txt").write_text("\n".join(lines[: 1 + merges]), encoding="utf-8")
+    with pytest.raises(
+        CheckpointError, match=rf"merges\.txt makes {made} of the 43 tokens"
+    ) as caught:
+        load_tokenizer(tmp_path, 300)
+    assert caught.value.hint == "it is cut off: copy it again from where the model came"
+
+
+def test_tokens_of_the_vocabulary_that_no_merge_makes_are_taken_when_they_are_few(tmp_path):
+    write_bpe(tmp_path, 300)
+    as_pair(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps({**vocabulary, "<pad>": 300, "<s>": 301}))
+    assert load_tokenizer(tmp_path, 302).encode("hi").size == 2
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path):

@@ -19,7 +19,7 @@ from posttrainllm.runs.checkpoint import read_checkpoint, write_checkpoint
 from posttrainllm.runs.folder import Run, create_run
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
-from posttrainllm.training import exporting
+from posttrainllm.training import exporting, places
 from posttrainllm.training.exporting import export_model
 from posttrainllm.training.importing import import_model
 from saved import make_state, make_values, small_config
@@ -294,6 +294,52 @@ def test_wrong_options_are_refused_before_anything_is_read(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("form", "place", "message", "hint"),
+    [
+        (
+            "hf",
+            "a.zip",
+            "a.zip has the name of a file",
+            "give a folder, or write the file: --to zip",
+        ),
+        ("hf", "file", "file exists and is no folder", "give a new folder"),
+        (
+            "zip",
+            "file",
+            "file exists and is no folder",
+            "give a folder, or a new file called ....zip",
+        ),
+    ],
+)
+def test_a_place_of_another_kind_is_refused_with_what_to_give(tmp_path, form, place, message, hint):
+    make_run(tmp_path / "runs")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError) as caught:
+        export_model("beer", form, tmp_path / place, runs_dir=tmp_path / "runs")
+    assert caught.value.message.startswith(str(tmp_path / message))
+    assert caught.value.hint == hint
+    assert nothing_but(tmp_path, "runs", "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_cannot_be_read_back_is_named_as_the_user_named_it(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise CheckpointError(f"{folder}: it cannot be read", "try again")
+
+    monkeypatch.setattr(exporting, "read_folder", refuse)
+    make_run(tmp_path / "runs")
+    with pytest.raises(CheckpointError) as caught:
+        export_model("beer", "hf", tmp_path / "out", runs_dir=tmp_path / "runs")
+    assert caught.value.message == f"{tmp_path / 'out'}: it cannot be read"
+
+
+def test_a_model_of_the_gallery_is_no_run_to_pack(tmp_path):
+    with pytest.raises(CheckpointError, match="is no run") as caught:
+        export_model("shakespeare-small", "zip", tmp_path / "a.zip", runs_dir=tmp_path)
+    assert caught.value.hint == "export it with --to hf"
+
+
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     make_run(tmp_path / "runs")
     (tmp_path / "file").write_text("x")
@@ -305,7 +351,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_room_is_checked_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(places, "free_bytes", lambda _: 1000)
     make_run(tmp_path / "runs", activation="gelu")
     for form in ("hf", "tinygpt", "zip"):
         with pytest.raises(CheckpointError, match="the disk has 1000 bytes|the disk has 1.0 kB"):

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace as fields
 from pathlib import Path
@@ -43,11 +41,8 @@ from posttrainllm.runs.lock import is_locked
 from posttrainllm.runs.opening import extract_model, is_run, is_wanted, read_folder
 from posttrainllm.settings import show
 from posttrainllm.storage import (
-    free_bytes,
     hash_file,
-    show_bytes,
     sync_folder,
-    write_error,
     write_file,
 )
 from posttrainllm.training.carried_text import carried_text
@@ -64,10 +59,10 @@ from posttrainllm.training.comparison import (
 )
 from posttrainllm.training.importing import is_number
 from posttrainllm.training.models import Found, find_model
+from posttrainllm.training.places import check_folder, hidden, new_file, remove
 from posttrainllm.training.starting import nearest_preset
 
 FORMS = ("hf", "tinygpt", "zip")
-SUFFIXES = {"tinygpt": tinygpt.SUFFIX, "zip": archive.SUFFIX}
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 OURS = "posttrainllm"
@@ -115,79 +110,19 @@ def export_model(
     if form == "hf":
         exported = _hf(found, place)
     elif form == "tinygpt":
-        exported = _tinygpt(found, _file(found, place, form), DTYPES[dtype], approximate)
+        exported = _tinygpt(found, new_file(found, place, form), DTYPES[dtype], approximate)
     else:
-        exported = _zip(found, _file(found, place, form))
+        exported = _zip(found, new_file(found, place, form))
     return fields(exported, notices=(*notices, *exported.notices))
-
-
-# --- where it goes ---------------------------------------------------------------------------
-
-
-def _file(found: Found, place: Path, form: str) -> Path:
-    """The file that a place stands for: itself, or one called as the model is in a folder."""
-    suffix = SUFFIXES[form]
-    path = place if place.name.endswith(suffix) else place / (_name(found) + suffix)
-    if os.path.lexists(path):
-        raise CheckpointError(f"{path} exists", "give another place, or remove it")
-    return path
-
-
-def _name(found: Found) -> str:
-    if found.card is not None:
-        return found.card.name
-    path = found.checkpoint.path.resolve()
-    if path.parent.name == "checkpoints":
-        return path.parent.parent.name
-    return path.stem if path.is_file() else path.name
-
-
-@contextmanager
-def _hidden(path: Path, need: int) -> Iterator[Path]:
-    """Give a name beside ``path`` to write to; what is there at the end gets the right name.
-
-    Raises: CheckpointError when there is no room, or the place cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = free_bytes(path.parent)
-        if free is not None and need > free:
-            raise CheckpointError(
-                f"{path} needs {show_bytes(need)}, the disk has {show_bytes(free)}",
-                "free some space, or give another place",
-            )
-        _remove(temporary)
-        yield temporary
-        if path.is_dir():
-            path.rmdir()  # empty, as was checked
-        temporary.rename(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        failed = write_error("export", path.parent, error, need=need)
-        raise CheckpointError(failed.message, "give another place") from None
-    finally:
-        _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 # --- hf --------------------------------------------------------------------------------------
 
 
 def _hf(found: Found, place: Path) -> Exported:
-    here = place.resolve() == Path.cwd()
-    if here or (os.path.lexists(place) and not (place.is_dir() and not any(place.iterdir()))):
-        why = "is the folder you are in" if here else "exists and is not empty"
-        raise CheckpointError(f"{place} {why}", "give a new folder")
+    check_folder(place)
     config, params = found.checkpoint.config, found.checkpoint.params
-    with _hidden(place, checkpoint_bytes(config) // 3 + 2**20) as folder:
+    with hidden(place, checkpoint_bytes(config) // 3 + 2**20) as folder:
         folder.mkdir()
         found.tokenizer.save(folder, n_ctx=config.n_ctx)
         write_file(folder / CONFIG_FILE, [_json(config_document(config, found.tokenizer.end))])
@@ -231,13 +166,12 @@ def _json(document: object) -> bytes:
 def _tinygpt(found: Found, path: Path, dtype: str, approximate: bool) -> Exported:
     checkpoint = found.checkpoint
     wrong = tinygpt.differences(checkpoint.config)
-    near = approximate and all(line.startswith("activation ") for line in wrong)
-    if wrong and not near:
-        only = all(line.startswith("activation ") for line in wrong)
+    near = all(line.startswith("activation ") for line in wrong)
+    if wrong and not (near and approximate):
         raise CheckpointError(
             f"{checkpoint.path} cannot become a .tinygpt file: {'; '.join(wrong)}",
             "--approximate writes it all the same and says how far the logits are apart"
-            if only
+            if near
             else "export it with --to hf",
         )
     there = checkpoint.config.model_dump()
@@ -246,7 +180,7 @@ def _tinygpt(found: Found, path: Path, dtype: str, approximate: bool) -> Exporte
     step = 0 if checkpoint.state is None else checkpoint.state.step
     m, v = (checkpoint.m, checkpoint.v) if dtype == "fp32" else (None, None)
     file = TinyGPT(config, checkpoint.params, m, v, step, dtype, settings, history)
-    with _hidden(path, state_bytes(config, dtype) + 2**20) as temporary:
+    with hidden(path, state_bytes(config, dtype) + 2**20) as temporary:
         write_tinygpt(temporary, file, about)
         back = read_tinygpt(temporary)
         wanted = checkpoint.params
@@ -324,7 +258,7 @@ def _zip(found: Found, path: Path) -> Exported:
     if source is None:
         raise CheckpointError(
             f"{found.checkpoint.path} is no run, and a .zip is a run as it stands",
-            "make it one first: posttrainllm import",
+            "export it with --to hf" if found.int8 else "make it one first: posttrainllm import",
         )
     if is_locked(source):
         raise CheckpointError(f"run {source.name} is being trained", "wait for it, or stop it")
@@ -333,14 +267,14 @@ def _zip(found: Found, path: Path) -> Exported:
     config, params, state = found.checkpoint.config, found.checkpoint.params, found.checkpoint.state
     assert state is not None
     with (
-        _hidden(path, 2 * need + 2**20) as temporary,
+        hidden(path, 2 * need + 2**20) as temporary,
         carried_text(source, state, temporary) as (text, notice),
     ):
         if text is not None:
             files.append((CORPUS_FILE, text))
         archive.write_archive(temporary, [(f"{source.name}/{name}", file) for name, file in files])
         unpacked = temporary.with_name(temporary.name + "-check")
-        _remove(unpacked)
+        remove(unpacked)
         try:
             unpacked.mkdir()
             extract_model(temporary, unpacked)
@@ -359,7 +293,7 @@ def _zip(found: Found, path: Path) -> Exported:
                 [back.tokenizer.encode(t).tolist() for t in TEXTS], found.tokenizer, path, OURS
             )
         finally:
-            _remove(unpacked)
+            remove(unpacked)
         size = temporary.stat().st_size
     return Exported(path, size, comparison, (notice,) if notice else ())
 

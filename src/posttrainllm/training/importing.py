@@ -23,6 +23,7 @@ from posttrainllm.config import GPTConfig, TrainConfig, load_config, replace
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.formats.tinygpt import TinyGPT
 from posttrainllm.formats.untrusted import DAMAGED
+from posttrainllm.gallery import catalogue
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints, write_checkpoint
 from posttrainllm.runs.checkpoint_folder import newest_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, Run
@@ -39,7 +40,7 @@ from posttrainllm.runs.opening import (
 from posttrainllm.runs.staging import stage_run
 from posttrainllm.runs.trainer_state import TrainerState
 from posttrainllm.settings import show
-from posttrainllm.storage import show_bytes, write_error, write_file
+from posttrainllm.storage import read_error, show_bytes, write_error, write_file
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.starting import GENTLER, nearest_preset
@@ -86,11 +87,13 @@ def import_model(
     left then.
     """
     if not os.path.lexists(source):
-        raise CheckpointError(
-            f"{source} does not exist",
+        hint = (
             "give a model folder, a .zip or a .tinygpt file; to fetch one: hf download "
-            "openai-community/gpt2 --local-dir gpt2",
+            "openai-community/gpt2 --local-dir gpt2"
         )
+        if str(source) in catalogue.names():
+            hint = f"the gallery's model needs no import: posttrainllm generate {source}"
+        raise CheckpointError(f"{source} does not exist", hint)
     given = None if tokenizer is None else _tokenizer(tokenizer)
     path, made = stage_run(
         runs_dir, name, _base(source), lambda folder: _fill(source, folder, given)
@@ -102,10 +105,10 @@ def import_model(
 def _fill(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
     """Make the run in an empty folder; what is wrong is said of the source, as the folder will be gone."""
     try:
-        if source.is_dir():
+        if os.path.isdir(source):
             return _from_folder(source, folder, tokenizer)
         if kind_of(source) == "tinygpt":
-            return _from_tinygpt(source, folder)
+            return _from_tinygpt(source, folder, tokenizer)
         return _from_archive(source, folder, tokenizer)
     except (CheckpointError, ConfigError) as error:
         message = error.message.replace(str(folder / UNPACKED), str(source))
@@ -116,7 +119,7 @@ def _fill(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
 
 def _base(source: Path) -> str:
     """What a run is called after: the folder or file, or the model's name in the cache of huggingface_hub."""
-    if not source.is_dir():
+    if not os.path.isdir(source):
         return source.name.removesuffix(".zip").removesuffix(".tinygpt")
     folder = source.resolve()
     if folder.parent.name == "snapshots":  # models--openai-community--gpt2/snapshots/<revision>
@@ -130,17 +133,21 @@ def _tokenizer(place: str) -> Tokenizer:
 
 def _from_folder(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
     if is_run(source):
+        _check_own_tokenizer(source, "a run", tokenizer)
         _copy_run(source, folder)
         return _check_run(folder)
     opened = read_folder(source, moments=True, tokenizer=tokenizer)
     state = opened.checkpoint.state
+    if state is not None:
+        _check_own_tokenizer(source, "a checkpoint", tokenizer)
     config = _config(opened.checkpoint.config) if state is None else state.config
     _write(opened, folder, config)
     del opened  # what was written is read back, and both together may be too much
     return _read_back(folder, "model folder" if state is None else "checkpoint")
 
 
-def _from_tinygpt(source: Path, folder: Path) -> Imported:
+def _from_tinygpt(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Imported:
+    _check_own_tokenizer(source, "a .tinygpt file", tokenizer)
     opened = read_file(source, moments=True)
     assert opened.file is not None
     kind = f".tinygpt, {opened.file.dtype}"
@@ -154,6 +161,7 @@ def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Im
     inside.mkdir()
     left = extract_model(source, inside).left
     if is_run(inside):
+        _check_own_tokenizer(source, "a run", tokenizer)
         for path in sorted(inside.iterdir()):
             path.rename(folder / path.name)
         imported = _check_run(folder)
@@ -168,11 +176,19 @@ def _from_archive(source: Path, folder: Path, tokenizer: Tokenizer | None) -> Im
     return fields(imported, notices=notices)
 
 
+def _check_own_tokenizer(source: Path, kind: str, tokenizer: Tokenizer | None) -> None:
+    """Refuse another tokenizer than the one that a model was trained with."""
+    if tokenizer is not None:
+        raise CheckpointError(
+            f"{source} is {kind}, which has a tokenizer of its own", "leave out --tokenizer"
+        )
+
+
 def _copy_run(source: Path, folder: Path) -> None:
     """Copy the files of a run that a zip of it would hold."""
     if is_locked(source):
         raise CheckpointError(f"run {source.name} is being trained", "wait for it, or stop it")
-    for parent, folders, names in os.walk(source):
+    for parent, folders, names in os.walk(source, onerror=_refuse_unreadable):
         folders.sort()
         for name in sorted(names):
             path = Path(parent) / name
@@ -181,13 +197,21 @@ def _copy_run(source: Path, folder: Path) -> None:
                 continue
             if path.is_symlink() or not path.is_file():
                 raise CheckpointError(f"{path} is not a regular file", "copy the file itself there")
+            try:
+                stream = path.open("rb")
+            except OSError as error:
+                raise read_error(path, error) from None
             target = folder / relative
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("rb") as stream:
+                with stream:
+                    target.parent.mkdir(parents=True, exist_ok=True)
                     write_file(target, iter(lambda stream=stream: stream.read(2**20), b""))  # type: ignore[misc]
             except OSError as error:
                 raise write_error(f"copy {relative}", folder.parent, error) from None
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise read_error(Path(error.filename), error) from None
 
 
 def _check_run(folder: Path) -> Imported:
@@ -240,18 +264,24 @@ def _write(opened: Opened, folder: Path, config: TrainConfig) -> None:
         elapsed_s=0.0,
         config=config,
     )
-    run.write_config(config)
-    for line in _history(file) if file is not None and state.step else []:
-        run.metrics.append(line)
-    write_checkpoint(
-        run.checkpoints,
-        state=state,
-        params=checkpoint.params,
-        m=checkpoint.m,
-        v=checkpoint.v,
-        tokenizer=opened.tokenizer,
-        keep=1,
-    )
+    try:
+        run.write_config(config)
+        for line in _history(file) if file is not None and state.step else []:
+            run.metrics.append(line)
+        write_checkpoint(
+            run.checkpoints,
+            state=state,
+            params=checkpoint.params,
+            m=checkpoint.m,
+            v=checkpoint.v,
+            tokenizer=opened.tokenizer,
+            keep=1,
+        )
+    except CheckpointError as error:  # that of the disk, and no fault of the source
+        message = error.message.replace(str(run.checkpoints), str(folder.parent))
+        raise CheckpointError(
+            message.replace(str(folder), str(folder.parent)), error.hint
+        ) from None
 
 
 def _config(model: GPTConfig) -> TrainConfig:

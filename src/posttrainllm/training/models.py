@@ -216,13 +216,13 @@ def find_model(name: str, runs_dir: Path, *, moments: bool = False) -> Found:
     """
     bundled = catalogue.named(name)
     run = runs_dir / name
-    taken = bundled is not None and name == bundled and (run.is_dir() or Path(name).is_dir())
+    taken = bundled is not None and name == bundled and (os.path.isdir(run) or os.path.isdir(name))
     if bundled is not None and not taken:
         card = catalogue.card(bundled)
         return _quantised(catalogue.load(card), card.path, card)
     if name.endswith(".safetensors") and os.path.isfile(name):
         return _quantised(read_quantised(Path(name)), Path(name))
-    if not run.is_dir() and os.path.isfile(name):
+    if not os.path.isdir(run) and os.path.isfile(name):
         opened = read_file(Path(name), moments=moments)
         return Found(opened.checkpoint, opened.tokenizer)
     folder = resolve_run(name, runs_dir, catalogue.names())
