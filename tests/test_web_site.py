@@ -19,7 +19,7 @@ from site_visits import Visit, built_site, chromium, playwright, served, visit
 from web import WEB
 
 FIRST_VIEW_BYTES = 200_000  # of JavaScript, gzipped
-PAGES = ("", "train/", "about/")
+PAGES = ("", "train/", "runs/", "about/", "kernels/")
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 
 

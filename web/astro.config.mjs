@@ -8,6 +8,8 @@ export default defineConfig({
   output: "static",
   trailingSlash: "always",
   devToolbar: { enabled: false },
+  // Threads in WebAssembly; the servers of the built site send the same.
+  server: { headers: { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" } },
   build: { format: "directory", inlineStylesheets: "never" },
   integrations: [svelte(), relativeAddresses(), offline()],
   vite: {

@@ -41,8 +41,15 @@ export async function chooseEngine(place: Pick<Place, "host" | "tables">, wanted
   return { engine: "webgpu", reason: `this device has a GPU: ${adapter}`, adapter };
 }
 
+let checked: Promise<string | null> | undefined;
+
 /** What a GPU computes wrong, tried at its first use; null when its numbers are those of WebAssembly. */
-async function wrongNumbers({ host, tables }: Pick<Place, "host" | "tables">): Promise<string | null> {
+function wrongNumbers(place: Pick<Place, "host" | "tables">): Promise<string | null> {
+  checked ??= tryNumbers(place);
+  return checked;
+}
+
+async function tryNumbers({ host, tables }: Pick<Place, "host" | "tables">): Promise<string | null> {
   const { checkAdapter } = await import("../runtime/webgpu_check.ts");
   try {
     await checkAdapter(tables, { host, storage: kept });

@@ -146,10 +146,11 @@ export class Job {
     if (found === null) {
       await this.#engine.initialize(number(this.#settings, "training.seed"));
       this.#step = 0;
-      this.#best = null;
+      this.#val = this.#best = null;
     } else {
       await this.#engine.load(found.state.params, found.state.m, found.state.v);
       this.#step = found.step;
+      this.#val = found.trainerState.valLoss;
       this.#best = found.trainerState.bestValLoss;
       this.#elapsedBefore = found.trainerState.elapsedS;
     }

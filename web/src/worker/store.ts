@@ -17,7 +17,7 @@ export interface SnapshotFacts {
 export interface Snapshot {
   readonly step: number;
   readonly state: State;
-  readonly trainerState: { readonly bestValLoss: number | null; readonly elapsedS: number };
+  readonly trainerState: { readonly valLoss: number | null; readonly bestValLoss: number | null; readonly elapsedS: number };
 }
 
 /** One run, held by this worker alone. */
