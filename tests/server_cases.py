@@ -147,6 +147,7 @@ def make_site(folder: Path) -> Path:
     """A small site with a page, a hashed script, data and a compressed file."""
     for path, content in {
         "index.html": PAGE.encode(),
+        "404.html": b"<!doctype html><title>nothing</title><script>document.title += '!'</script>",
         "train/index.html": b"<!doctype html><title>train</title>",
         "_astro/page.abc123.js": b"document.body.textContent = String(crossOriginIsolated);",
         "data/posttrainllm.json": b'{"format": 1}',

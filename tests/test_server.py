@@ -192,6 +192,16 @@ def test_nothing_but_the_sites_own_files_is_there(server: Server, path: str) -> 
     assert answer.body == b"there is nothing here\n"
 
 
+def test_a_browser_at_a_wrong_address_gets_the_sites_own_page(server: Server) -> None:
+    for path in ("/nothing", "/deep/below/nothing/", "/data/"):
+        answer = server.get(path, Accept="text/html,application/xhtml+xml,*/*;q=0.8")
+        assert answer.status == 404
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert b"<title>nothing</title>" in answer.body
+        assert "'sha256-" in answer.headers["content-security-policy"]  # its script may run
+        assert answer.headers["cache-control"] == "no-store"
+
+
 def test_the_models_of_the_site_are_those_of_the_package(server: Server) -> None:
     name = next(path.name for path in GALLERY.iterdir() if path.suffix == ".safetensors")
     answer = server.get(f"/data/models/{name}")

@@ -7,6 +7,7 @@ compressed beforehand (``name.gz``) is sent so; nothing is compressed while some
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from starlette.datastructures import Headers
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from posttrainllm.gallery.catalogue import FOLDER as GALLERY
@@ -27,6 +28,9 @@ SITE = Path(__file__).parent.parent / "site"
 
 MODELS = "data/models/"
 """Models of the gallery, which are the package's own files: once for the terminal and the browser."""
+
+MISSING = "404.html"
+"""The page for an address that is not there; a static host finds it by this name."""
 
 HASHED = "_astro/"
 KEEP = "public, max-age=31536000, immutable"
@@ -138,7 +142,18 @@ class Site:
         return stat.S_ISREG(status.st_mode)
 
     async def _missing(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await as_text("there is nothing here", 404)(scope, receive, send)
+        """Answer 404: with the site's own page to a person's browser, else in one line."""
+        answer: Response = as_text("there is nothing here", 404, {"Vary": "Accept"})
+        if "text/html" in Headers(scope=scope).get("accept", ""):
+            with contextlib.suppress(RefusalError), open_below(self._folder, MISSING) as stream:
+                page = stream.read()
+                headers = {
+                    "Cache-Control": "no-store",
+                    "Content-Security-Policy": page_policy(page),
+                    "Vary": "Accept",
+                }
+                answer = Response(page, 404, headers, media_type="text/html")
+        await answer(scope, receive, send)
 
 
 def _is_site_name(name: str) -> bool:
