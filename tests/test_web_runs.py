@@ -145,7 +145,7 @@ def test_runs_are_compared_renamed_deleted_and_brought_back(
     page.wait_for_function("!document.querySelector('.overlay').ariaLabel.includes('other')")
     card(visitor, "other").get_by_role("button", name="Rename").click()
     page.get_by_label("new name of other").fill("run")
-    page.get_by_role("button", name="Rename", exact=True).first.click()
+    page.get_by_role("button", name="Save the name").click()
     page.get_by_text("There is a run run already").wait_for()
     page.get_by_label("new name of other").fill("a/b")
     page.keyboard.press("Enter")
