@@ -34,14 +34,14 @@ class Measured:
 
 
 RECORDS: Final = {
-    "tiny": Measured(1.96, "words that nearly are some", 6.87),
+    "tiny": Measured(1.96, "almost words", 6.87),
     "small": Measured(1.80, "words and speakers", 31.5),
     "medium": Measured(1.83, "words, lines and speakers", 95.3),
-    "large": Measured(1.99, "words and speakers; few steps for its size", 286.0),
-    "xl": Measured(2.30, "the shape of a play; too few steps", 421.0),
+    "large": Measured(1.99, "words and speakers; more steps would help", 286.0),
+    "xl": Measured(2.30, "the shape of a play; needs more steps", 421.0),
     "huge": Measured(1.73, "good verse", None),
-    "massive": Measured(2.21, "the shape of a play; wants a larger text", None),
-    "mega": Measured(2.45, "the shape of a play; wants a larger text", None),
+    "massive": Measured(2.21, "the shape of a play; needs a larger text", None),
+    "mega": Measured(2.45, "the shape of a play; needs a larger text", None),
 }
 
 FIRST: Final = "shakespeare-small"

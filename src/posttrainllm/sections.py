@@ -200,7 +200,7 @@ class SamplingConfig(Section):
         default=0.8,
         ge=0.0,
         le=100.0,
-        description="divides the logits: below 1 bolder, above 1 wilder; 0 takes the likeliest",
+        description="divides the logits: below 1 safer, above 1 more daring; 0 takes the likeliest",
     )
     top_k: int = Field(
         default=0,
@@ -218,7 +218,7 @@ class SamplingConfig(Section):
         default=1.0,
         ge=1.0,
         le=100.0,
-        description="makes tokens that stand among the last ones less likely; 1 is no penalty",
+        description="makes recently written tokens less likely; 1 is no penalty",
     )
     repetition_window: int = Field(
         default=64,

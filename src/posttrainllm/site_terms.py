@@ -140,6 +140,12 @@ TERMS: Final = {
         "trend is seen.",
         "falling",
     ),
+    "words": _term(
+        "real words",
+        "How many of the words it wrote stand somewhere in the text it learnt from. Unseen text of the same kind does not reach 100 % "
+        "either, because it has words of its own.",
+        "tokens",
+    ),
     "copy": _term(
         "longest copy",
         "The longest piece that the model wrote and that stands in the text word for word. Unseen text of the same "
