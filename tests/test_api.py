@@ -50,6 +50,21 @@ def test_a_run_writes_and_goes_on(run: posttrainllm.Run) -> None:
     assert len(more.losses) == 5
 
 
+def test_a_model_is_named_by_a_path_too(run: posttrainllm.Run, tmp_path: Path) -> None:
+    written = posttrainllm.load(run.path).generate("ROMEO:", max_tokens=4, seed=3)
+    assert written == posttrainllm.load(str(run.path)).generate("ROMEO:", max_tokens=4, seed=3)
+    assert posttrainllm.open_run(run.path).path == run.path
+    more = posttrainllm.train(start_from=run.path, runs_dir=tmp_path, **{**SMALL, "steps": 1})
+    assert more.config.training.start_from == str(
+        posttrainllm.load(run.path).checkpoint.path.resolve()
+    )
+
+
+def test_a_name_too_long_for_a_file_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(posttrainllm.PosttrainError, match="there is no run 'xxx"):
+        posttrainllm.load("x" * 5000, runs_dir=tmp_path)
+
+
 def test_text_comes_first(tmp_path: Path) -> None:
     text = tmp_path / "mine.txt"
     text.write_text("a rose is a rose is a rose\n" * 60)

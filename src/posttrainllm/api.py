@@ -105,7 +105,7 @@ def train(
     corpus: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
     preset: str | None = None,
-    start_from: str | None = None,
+    start_from: str | os.PathLike[str] | None = None,
     engine: str | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -126,7 +126,7 @@ def train(
     flags = _by_section(settings)
     named = {"engine.name": engine, "training.steps": steps, "training.seed": seed}
     flags |= {key: value for key, value in named.items() if value is not None}
-    flags["training.start_from"] = start_from
+    flags["training.start_from"] = None if start_from is None else os.fspath(start_from)
     if corpus is not None:
         paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
         flags["data.corpus"] = [os.fspath(path) for path in paths]
@@ -136,7 +136,7 @@ def train(
 
 
 def resume(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     steps: int | None = None,
     runs_dir: str | os.PathLike[str] = RUNS_DIR,
@@ -147,7 +147,7 @@ def resume(
     """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed."""
     flags = _by_section(settings) | {"training.steps": steps}
     trainer = resumed_trainer(
-        name,
+        os.fspath(name),
         runs_dir=Path(runs_dir),
         changes=given_settings(flags=flags),
         allow_change=allow_change,
@@ -183,7 +183,10 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
 
 
 def load(
-    name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR, engine: str | None = None
+    name: str | os.PathLike[str],
+    *,
+    runs_dir: str | os.PathLike[str] = RUNS_DIR,
+    engine: str | None = None,
 ) -> Model:
     """Load a model to write with it.
 
@@ -191,12 +194,12 @@ def load(
     .tinygpt file; docs/formats.md says what is taken.
     ``engine`` is the one it was trained on unless it is given.
 
-    Raises: CheckpointError, EngineError.
+    Raises: CheckpointError, EngineError; ConfigError when there is no such engine.
     """
     chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
-    return open_model(name, runs_dir=Path(runs_dir), engine=chosen)
+    return open_model(os.fspath(name), runs_dir=Path(runs_dir), engine=chosen)
 
 
-def open_run(name: str, *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
+def open_run(name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
     """A run that was trained before."""
     return Run(resolve_run(name, Path(runs_dir)))
