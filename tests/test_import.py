@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -97,6 +98,9 @@ def test_a_model_in_the_cache_of_the_hub_is_called_by_its_name(tmp_path):
         ("-rf", "rf"),
         ("con", "imported"),
         ("x" * 300, "x" * 80),
+        ("\u6f22" * 40, "\u6f22" * 26),
+        ("x" * 79 + ". y", "x" * 79),
+        ("bad\udcff", "bad"),
         ("\u00fcber", "\u00fcber"),
     ],
 )
@@ -158,6 +162,22 @@ def test_a_killed_import_leaves_nothing_that_is_listed_and_the_next_one_cleans_u
     assert list_runs(runs) == []
     import_model(model_folder(tmp_path), runs_dir=runs, name="next")
     assert [path.name for path in runs.iterdir()] == ["next"]
+
+
+def test_a_name_that_cannot_be_taken_leaves_no_empty_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="cannot create a run in"):
+        stage_run(tmp_path / "runs", None, "one", lambda folder: (folder / "x").touch())
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_is_said_to_be_one(tmp_path):
+    (tmp_path / "model").symlink_to("gone")
+    with pytest.raises(CheckpointError, match="model is a link that leads nowhere"):
+        import_model(tmp_path / "model", runs_dir=tmp_path / "runs")
 
 
 def test_a_folder_that_somebody_is_filling_is_left_alone(tmp_path):

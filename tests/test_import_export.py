@@ -108,6 +108,20 @@ def test_a_folder_that_is_read_as_another_model_is_not_kept(tmp_path, monkeypatc
     assert nothing_but(tmp_path, "runs")
 
 
+@pytest.mark.parametrize("name", ["AutoModelForCausalLM", "AutoTokenizer"])
+def test_a_folder_that_transformers_cannot_load_is_not_kept(tmp_path, monkeypatch, name):
+    def fail(*_, **__):
+        raise RuntimeError("no\nsuch thing")
+
+    monkeypatch.setattr(getattr(require("transformers"), name), "from_pretrained", fail)
+    make_run(tmp_path / "runs")
+    with pytest.raises(CheckpointError, match="cannot load it: no such thing") as caught:
+        export_model("beer", "hf", tmp_path / "out", runs_dir=tmp_path / "runs")
+    assert caught.value.message.startswith(f"{tmp_path / 'out'}: transformers ")
+    assert "pip install -U transformers" in caught.value.hint
+    assert nothing_but(tmp_path, "runs")
+
+
 def test_weights_that_read_back_differently_are_not_kept(tmp_path, monkeypatch):
     real = exporting.write_tensors
     spoil = {"transformer.ln_f.bias": np.full(8, 0.5, np.float32)}

@@ -30,8 +30,10 @@ from posttrainllm.formats.tinygpt_layout import (
     FIXED,
     MAGIC,
     PREFIX_BYTES,
+    STEP_BYTES,
     VERSIONS,
     Tensor,
+    block_count,
     check_manifest,
     manifest,
     state_bytes,
@@ -46,7 +48,7 @@ SUFFIX = ".tinygpt"
 # The header's name of a size -> ours.
 SIZES = {"layers": "n_layer", "heads": "n_head", "dModel": "n_embd", "ctx": "n_ctx"}
 
-_MOMENTS = (1, 2)  # places of means and squares behind the weights of a tensor
+_PLACES = ("weight", "mean", "mean square")  # what stands of a tensor, in this order
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def read_tinygpt(path: Path) -> TinyGPT:
             dtype, block = _storage(header, path)
             _check_sizes(header, config, dtype, block, path, size - start)
             check_memory(path, 4 * config.parameters() * (3 if dtype == "fp32" else 1))
-            step = int.from_bytes(stream.read(4), "little", signed=True)
+            step = int.from_bytes(stream.read(STEP_BYTES), "little", signed=True)
             if step < 0:
                 raise CheckpointError(f"{path}: step is {step}, wanted 0 or more", DAMAGED)
             values = _read_state(stream, path, config, dtype, block)
@@ -200,7 +202,7 @@ def _check_sizes(
             DAMAGED,
         )
     if dtype == "int4":
-        blocks = (wanted - 4) // (2 + block // 2)
+        blocks = block_count(config, block)
         for name, size in (("int4ScalesBytes", 2), ("int4PackedBytes", block // 2)):
             if header.get(name, blocks * size) != blocks * size:
                 raise CheckpointError(
@@ -221,7 +223,7 @@ def _read_state(
     shapes = parameter_shapes(config)
     sets = [
         {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-        for _ in range(3 if dtype == "fp32" else 1)
+        for _ in range(len(_PLACES) if dtype == "fp32" else 1)
     ]
     everything = list(tensors(config))
     scales: list[Floats] = []
@@ -260,14 +262,14 @@ def _read(stream: BufferedReader, path: Path, kind: str, count: int) -> npt.NDAr
 
 
 def _check_finite(values: npt.NDArray[Any], tensor: Tensor, place: int, path: Path) -> None:
-    what = ("weight", "mean", "mean square")[place]
+    what = _PLACES[place]
     if not np.isfinite(values).all():
         kind = "NaN" if np.isnan(values).any() else "infinite"
         raise CheckpointError(
             f"{path}: tensor {tensor.name!r} holds {kind} values ({what})",
             "the model cannot be used: take an earlier file",
         )
-    if place == _MOMENTS[1] and (values < 0).any():
+    if what == "mean square" and (values < 0).any():
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has a negative {what}", DAMAGED)
 
 
@@ -329,7 +331,7 @@ def write_tinygpt(path: Path, model: TinyGPT, about: Mapping[str, Any] | None = 
 def _chunks(header: bytes, model: TinyGPT) -> Iterator[Chunk]:
     yield MAGIC + VERSIONS[-1].to_bytes(4, "little") + len(header).to_bytes(4, "little")
     yield header
-    yield model.step.to_bytes(4, "little", signed=True)
+    yield model.step.to_bytes(STEP_BYTES, "little", signed=True)
     for tensor in tensors(model.config):
         weights = _columns(model.params, tensor)
         if model.dtype == "fp16":

@@ -139,8 +139,10 @@ def kind_of(path: Path) -> str:
     Raises: CheckpointError for anything else, saying what it seems to be.
     """
     if not os.path.isfile(path):
-        what = "is not a regular file" if os.path.exists(path) else "does not exist"
-        if os.path.islink(path) and not os.path.exists(path):
+        what = "does not exist"
+        if os.path.exists(path):
+            what = "is not a regular file"
+        elif os.path.islink(path):
             what = "is a link that leads nowhere"
         raise CheckpointError(f"{path} {what}", KNOWN)
     try:

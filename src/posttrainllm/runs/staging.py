@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +26,7 @@ from posttrainllm.settings import show
 from posttrainllm.storage import sync_folder, write_error
 
 HIDDEN = ".new-"
+MAX_FIT_BYTES = 80  # of a name that is made; a number may follow
 
 Filled = TypeVar("Filled")
 
@@ -64,8 +66,9 @@ def stage_run(
 
 
 def fit_name(base: str) -> str:
-    """Make the name of a file into one that a run can have: "my model.tinygpt" gives "my model.tinygpt"."""
-    name = re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]+', "-", base).strip(". ")[:80].lstrip("-~. ")
+    """Make the name of a file into one that a run can have: "a:b*c" gives "a-b-c", and "..." gives "imported"."""
+    name = re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]+', "-", base).lstrip("-~. ")
+    name = name.encode("utf-8", "ignore")[:MAX_FIT_BYTES].decode("utf-8", "ignore").rstrip(". ")
     try:
         check_name(name)
     except CheckpointError:
@@ -81,7 +84,7 @@ def _check_free(runs_dir: Path, name: str) -> None:
 
 
 def _take_name(runs_dir: Path, name: str | None, base: str, folder: Path) -> Path:
-    """Rename the folder; making an empty one first is what claims the name among processes."""
+    """Rename the folder onto an empty one: making that is what claims the name among processes."""
     fit = fit_name(base)
     for number in count(1):
         final = runs_dir / (name or (fit if number == 1 else f"{fit}-{number}"))
@@ -91,8 +94,14 @@ def _take_name(runs_dir: Path, name: str | None, base: str, folder: Path) -> Pat
             if name is not None:
                 _check_free(runs_dir, name)
             continue
-        final.rmdir()
-        folder.rename(final)
+        try:
+            if os.name == "nt":  # where a folder is not renamed onto another, even an empty one
+                final.rmdir()
+            folder.rename(final)
+        except BaseException:
+            with suppress(OSError):
+                final.rmdir()  # as long as it is empty
+            raise
         return final
     raise AssertionError("there are infinitely many numbers")
 

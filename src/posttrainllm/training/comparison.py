@@ -96,19 +96,31 @@ def has_transformers() -> bool:
 
 
 @contextmanager
-def _libraries() -> Iterator[tuple[Any, Any]]:
-    """torch and transformers, imported when they are needed (that takes seconds), and silent for once."""
-    torch, transformers = import_module("torch"), import_module("transformers")
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+def _libraries(folder: Path) -> Iterator[tuple[Any, Any, str]]:
+    """torch and transformers, imported when they are needed (that takes seconds) and silent, and the latter's name and version.
+
+    Raises: CheckpointError for whatever they raise on a folder, or on being imported.
+    """
+    reader = "transformers"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield torch, transformers
-    finally:
-        logging.set_verbosity(before)
+        torch, transformers = import_module("torch"), import_module("transformers")
+        reader = f"transformers {transformers.__version__}"
+        logging = transformers.utils.logging
+        before = logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield torch, transformers, reader
+        finally:
+            logging.set_verbosity(before)
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder}: {reader} cannot load it: {line[:200]}",
+            "nothing was kept; does another version read it? pip install -U transformers",
+        ) from None
 
 
 def transformers_logits(
@@ -118,25 +130,19 @@ def transformers_logits(
 
     Raises: CheckpointError when it cannot load the folder.
     """
-    with _libraries() as (torch, transformers):
-        reader = f"transformers {transformers.__version__}"
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32
-            )
-            with torch.no_grad():
-                logits = model.eval()(torch.from_numpy(tokens.astype(np.int64))).logits
-        except (
-            Exception
-        ) as error:  # whatever a foreign library raises, the files are not what was meant
-            line = " ".join(str(error).split())
-            raise CheckpointError(f"{folder}: {reader} cannot load it: {line[:200]}") from None
-    return np.asarray(logits), reader
+    with _libraries(folder) as (torch, transformers, reader):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        with torch.no_grad():
+            logits = model.float().eval()(torch.from_numpy(tokens.astype(np.int64))).logits
+        return np.asarray(logits), reader
 
 
 def transformers_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids that transformers' tokenizer gives each text."""
-    with _libraries() as (_, transformers):
+    """Return the ids that transformers' tokenizer gives each text.
+
+    Raises: CheckpointError when it cannot load the folder.
+    """
+    with _libraries(folder) as (_, transformers, _):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return [list(tokenizer(text)["input_ids"]) for text in texts]
 
