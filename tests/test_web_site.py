@@ -279,6 +279,21 @@ def test_the_site_works_below_a_path(browser: Any, folder: Path, tmp_path: Path)
         assert page.url == root + "some/path/train/"
 
 
+def test_every_scoped_style_is_in_the_build(folder: Path) -> None:
+    """Astro's server build drops the styles of a component behind a condition that it thinks is constant."""
+    named = {
+        suffix: set(
+            re.findall(
+                r"svelte-[a-z0-9]{5,7}\b",
+                "".join(path.read_text() for path in (folder / "_astro").glob(f"*.{suffix}")),
+            )
+        )
+        for suffix in ("js", "css")
+    }
+    assert named["js"] - named["css"] - {"svelte-trusted"} == set()
+    assert len(named["css"]) > 15
+
+
 def test_what_the_page_offers_first_is_for_this_device(visitor: Visit) -> None:
     page = visitor.open()
     page.get_by_text(re.compile("^(tiny|small|medium|large|huge), (about|a few)")).wait_for()
