@@ -322,7 +322,7 @@ def test_wrong_options_are_refused_before_anything_is_read(tmp_path):
             "zip",
             "file",
             "file exists and is no folder",
-            "give a folder, or a new file called ....zip",
+            "give a folder, or a new name that ends with .zip",
         ),
     ],
 )

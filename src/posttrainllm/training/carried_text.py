@@ -9,7 +9,7 @@ from pathlib import Path
 from posttrainllm.errors import CorpusError
 from posttrainllm.runs.folder import Run
 from posttrainllm.runs.trainer_state import TrainerState
-from posttrainllm.storage import show_bytes, sync_file, write_error
+from posttrainllm.storage import show_bytes, sync_file
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.text.datasets import TINY_SHAKESPEARE
 
@@ -25,7 +25,7 @@ def carried_text(run: Path, state: TrainerState, place: Path) -> Iterator[tuple[
 
     ``place`` is a path beside which the file may be written.
 
-    Raises: CheckpointError when it cannot be written.
+    Raises: OSError when it cannot be written.
     """
     corpus = state.corpus
     if corpus is None or corpus.sha256 == TINY_SHAKESPEARE.sha256 or Run(run).corpus is not None:
@@ -44,11 +44,8 @@ def carried_text(run: Path, state: TrainerState, place: Path) -> Iterator[tuple[
         return
     path = place.with_name(place.name + "-text")
     try:
-        try:
-            text.train_text.tofile(path)
-            sync_file(path)
-        except OSError as error:
-            raise write_error("copy the text", place.parent, error, need=corpus.bytes) from None
+        text.train_text.tofile(path)
+        sync_file(path)
         yield path, ""
     finally:
         path.unlink(missing_ok=True)

@@ -30,7 +30,8 @@ def new_file(found: Found, place: Path, form: str) -> Path:
     suffix = SUFFIXES[form]
     if os.path.lexists(place) and not os.path.isdir(place) and not place.name.endswith(suffix):
         raise CheckpointError(
-            f"{place} exists and is no folder", f"give a folder, or a new file called ...{suffix}"
+            f"{place} exists and is no folder",
+            f"give a folder, or a new name that ends with {suffix}",
         )
     path = place if place.name.endswith(suffix) else place / (_name(found) + suffix)
     if os.path.lexists(path):
