@@ -196,6 +196,19 @@ def test_a_zip_of_a_model_folder_is_taken_too(tmp_path):
     assert {p.name for p in made.path.iterdir()} == {"config.toml", "checkpoints"}
 
 
+def test_what_macos_puts_beside_the_files_of_a_zip_is_no_part_of_it(tmp_path):
+    model = model_folder(tmp_path)
+    path = tmp_path / "gpt.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in model.iterdir():
+            archive.write(file, f"gpt/{file.name}")
+            archive.writestr(f"__MACOSX/gpt/._{file.name}", "resource fork")
+        archive.writestr("gpt/._model.safetensors", "resource fork")
+        archive.writestr("gpt/.DS_Store", "icons")
+    made = import_model(path, runs_dir=tmp_path / "runs")
+    assert (made.kind, made.notices) == ("model folder", ())
+
+
 def test_a_damaged_newest_checkpoint_in_a_zip_is_told_and_the_older_one_used(tmp_path):
     run = run_folder(tmp_path)
     newest = run / "checkpoints" / "step-000009"

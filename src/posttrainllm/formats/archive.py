@@ -81,7 +81,8 @@ def write_archive(path: Path, files: Iterable[tuple[str, Path]]) -> None:
 def extract_archive(path: Path, folder: Path, wanted: Callable[[str], bool]) -> Extracted:
     """Write the entries whose names are ``wanted`` into an empty folder; others stay inside.
 
-    A top folder that all entries share is left out of the names. The caller removes ``folder`` when
+    A top folder that all entries share is left out of the names; hidden files do not count, nor what
+    macOS puts beside the files. The caller removes ``folder`` when
     this fails half-way.
 
     Raises: CheckpointError, in one line that names the file and the entry.
@@ -93,7 +94,8 @@ def extract_archive(path: Path, folder: Path, wanted: Callable[[str], bool]) -> 
             for entry in archive.infolist():
                 _check_entry(entry, path)
             _check_together(entries, path, archive.start_dir)
-            names = dict(zip(_without_top([e.filename for e in entries]), entries, strict=True))
+            seen = [entry for entry in entries if not _is_hidden(entry.filename)]
+            names = dict(zip(_without_top([e.filename for e in seen]), seen, strict=True))
             chosen = {name: entry for name, entry in names.items() if wanted(name)}
             _check_room(list(chosen.values()), path, folder)
             for name, entry in chosen.items():
@@ -148,9 +150,7 @@ def _check_entry(entry: zipfile.ZipInfo, path: Path) -> None:
             "whoever made this file may mean harm: do not use it",
         )
     kind = stat.S_IFMT(entry.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (
-        stat.S_ISDIR(kind) != entry.is_dir() and kind
-    ):
+    if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
         raise CheckpointError(
             f"{path}: {show(name)} is a link or a device, wanted plain files",
             "pack the files themselves",
@@ -212,6 +212,11 @@ def _check_room(entries: list[zipfile.ZipInfo], path: Path, folder: Path) -> Non
             f"{path} needs {show_bytes(need)} to be unpacked, the disk has {show_bytes(free)}",
             UNPACK_ELSEWHERE,
         )
+
+
+def _is_hidden(name: str) -> bool:
+    """Tell whether a file is hidden, or one in which macOS keeps what a zip file has no place for."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _without_top(names: list[str]) -> list[str]:
