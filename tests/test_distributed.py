@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ torch = require("torch")
 
 from distributed_cases import job_on_ranks, worst  # noqa: E402
 from distributed_job import CASES, STEPS, config_of, measured  # noqa: E402
-from posttrainllm.errors import ConfigError  # noqa: E402
+from posttrainllm.errors import ConfigError, EngineError  # noqa: E402
+from posttrainllm.pytorch import distributed_engine  # noqa: E402
 from posttrainllm.pytorch.distributed_reducer import bits, bucket_edges  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.ranks import Ranks, check_divisible, ranks_here  # noqa: E402
@@ -140,3 +142,11 @@ def test_ranks_are_what_the_environment_says():
     for wrong in ({"RANK": "4"}, {"RANK": "-1"}, {"RANK": "two"}, {"LOCAL_RANK": "2"}):
         with pytest.raises(ConfigError, match="RANK"):
             ranks_here(several | wrong)
+
+
+def test_an_older_pytorch_that_cannot_shard_is_named(monkeypatch):
+    group = SimpleNamespace(ranks=Ranks(0, 2, 0, 2))
+    monkeypatch.setattr(distributed_engine, "FSDPModule", object)
+    with pytest.raises(EngineError, match="needs a newer PyTorch than") as error:
+        distributed_engine.rank_engine(config_of(8, 1, "fsdp"), group)
+    assert error.value.hint.endswith("--parallel ddp")

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch.distributed.fsdp import FSDPModule
 
 from posttrainllm.config import TrainConfig, from_toml, replace, to_toml
 from posttrainllm.engines.base import F32, I32, Batch, State, StepResult, StepScalars, Tensors
@@ -63,11 +65,16 @@ class RankEngine(Protocol):
 
 
 def rank_engine(config: TrainConfig, group: Group) -> RankEngine:
-    """The engine of one rank for a configuration of all of them."""
+    """The engine of one rank for a configuration of all of them. Raises: EngineError when it cannot run here."""
     threads = config.engine.threads or max(1, available_threads() // group.ranks.local_count)
     rows = config.data.batch_size // group.ranks.count
     own = replace(config, {"data.batch_size": rows, "engine.threads": threads})
     if config.engine.parallel == "fsdp":
+        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+            raise EngineError(
+                f"dividing a model among processes needs a newer PyTorch than {torch.__version__}",
+                "update torch, or use --parallel ddp",
+            )
         from posttrainllm.pytorch.sharded_engine import ShardedEngine
 
         return ShardedEngine(own, group)
