@@ -17,6 +17,13 @@ from posttrainllm.training.engine_choice import inference_engine
 from saved import save
 from tinygpt_files import Sizes
 
+# Options of a short training.
+SMALL = ["--steps=4", "--batch-size=2", "--engine=numpy", "--quiet"]
+QUICK = [
+    "--set=training.sample_tokens=4",
+    "--set=training.verdict_samples=1",
+    "--set=training.final_windows=4",
+]
 ENGINES = ("numpy", "cpp", "wasm", "webgpu", "torch")
 
 

@@ -14,7 +14,7 @@ import pytest
 from cli_cases import cli, write_text
 from hostile_folders import whole_shards
 from hostile_zips import run_folder
-from import_cases import as_pair, bpe, model_folder, tinygpt, write_bpe
+from import_cases import QUICK, SMALL, as_pair, bpe, model_folder, tinygpt, write_bpe
 from needs import require
 from posttrainllm.errors import CheckpointError, PosttrainError
 from posttrainllm.runs import checkpoint_folder
@@ -28,13 +28,6 @@ from saved import save
 from test_tokenizer import TORTURE
 
 require("tokenizers")
-
-SMALL = ["--steps=4", "--batch-size=2", "--engine=numpy", "--quiet"]
-QUICK = [
-    "--set=training.sample_tokens=4",
-    "--set=training.verdict_samples=1",
-    "--set=training.final_windows=4",
-]
 
 
 # --- what becomes of a folder ----------------------------------------------------------------

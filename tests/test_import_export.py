@@ -12,7 +12,7 @@ import pytest
 import tinygpt_files
 from cli_cases import check_error, cli
 from hostile_zips import run_folder
-from import_cases import model_folder
+from import_cases import bpe, model_folder
 from needs import require
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -335,6 +335,16 @@ def test_a_place_of_another_kind_is_refused_with_what_to_give(tmp_path, form, pl
     assert caught.value.hint == hint
     assert nothing_but(tmp_path, "runs", "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_vocabulary_of_256_tokens_that_are_not_the_bytes_becomes_no_tinygpt(tmp_path):
+    model = model_folder(tmp_path, activation="gelu")
+    document = bpe(256)
+    document["model"]["vocab"] = {c: 255 - i for c, i in document["model"]["vocab"].items()}
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="its tokens are not the bytes") as caught:
+        export_model(str(model), "tinygpt", tmp_path / "out", runs_dir=tmp_path)
+    assert caught.value.hint == "export it with --to hf"
 
 
 def test_what_cannot_be_read_back_is_named_as_the_user_named_it(tmp_path, monkeypatch):

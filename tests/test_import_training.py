@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cli_cases import check_error, cli, write_text
-from import_cases import as_pair, logits_of, model_folder, tokens_for, write_bpe
+from import_cases import QUICK, SMALL, as_pair, logits_of, model_folder, tokens_for, write_bpe
 from needs import require
 from posttrainllm.config import EngineConfig, SamplingConfig, load_config, replace
 from posttrainllm.errors import ConfigError
@@ -25,13 +25,6 @@ from posttrainllm.training.starting import load_settings, nearest_preset
 from posttrainllm.training.trainer import training_batches
 
 require("tokenizers")
-
-SMALL = ["--steps=4", "--batch-size=2", "--engine=numpy", "--quiet"]
-QUICK = [
-    "--set=training.sample_tokens=4",
-    "--set=training.verdict_samples=1",
-    "--set=training.final_windows=4",
-]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +96,7 @@ def test_a_new_model_is_trained_on_a_tokenizer_of_a_folder_and_resumed_without_i
     assert read_checkpoint(tmp_path / "runs" / "new").config.n_vocab == 300
     shutil.rmtree(folder)  # the checkpoint has its own copy
     assert cli("train", "--resume=new", "--steps=6", "--quiet", *runs).code == 0
-    check_error(cli("train", text, f"--tokenizer={folder}", *SMALL, *runs), "has no tokenizer.json")
+    check_error(cli("train", text, f"--tokenizer={folder}", *SMALL, *runs), "bpe does not exist")
 
 
 def test_an_imported_model_is_diagnosed_from_its_own_weights(tmp_path, monkeypatch):

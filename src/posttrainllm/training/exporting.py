@@ -45,6 +45,7 @@ from posttrainllm.storage import (
     sync_folder,
     write_file,
 )
+from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.training.carried_text import carried_text
 from posttrainllm.training.comparison import (
     TEXTS,
@@ -166,6 +167,8 @@ def _json(document: object) -> bytes:
 def _tinygpt(found: Found, path: Path, dtype: str, approximate: bool) -> Exported:
     checkpoint = found.checkpoint
     wrong = tinygpt.differences(checkpoint.config)
+    if found.tokenizer.fingerprint != ByteTokenizer().fingerprint:
+        wrong.append("its tokens are not the bytes, as a .tinygpt model's are")
     near = all(line.startswith("activation ") for line in wrong)
     if wrong and not (near and approximate):
         raise CheckpointError(
