@@ -146,7 +146,7 @@ def test_ranks_are_what_the_environment_says():
 
 def test_an_older_pytorch_that_cannot_shard_is_named(monkeypatch):
     group = SimpleNamespace(ranks=Ranks(0, 2, 0, 2))
-    monkeypatch.setattr(distributed_engine, "FSDPModule", object)
+    monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", object)
     with pytest.raises(EngineError, match="needs a newer PyTorch than") as error:
         distributed_engine.rank_engine(config_of(8, 1, "fsdp"), group)
     assert error.value.hint.endswith("--parallel ddp")

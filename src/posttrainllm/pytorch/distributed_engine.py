@@ -19,7 +19,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from posttrainllm.config import TrainConfig, from_toml, replace, to_toml
 from posttrainllm.engines.base import F32, I32, Batch, State, StepResult, StepScalars, Tensors
@@ -70,6 +69,8 @@ def rank_engine(config: TrainConfig, group: Group) -> RankEngine:
     rows = config.data.batch_size // group.ranks.count
     own = replace(config, {"data.batch_size": rows, "engine.threads": threads})
     if config.engine.parallel == "fsdp":
+        from torch.distributed.fsdp import FSDPModule  # which takes half a second
+
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             raise EngineError(
                 f"dividing a model among processes needs a newer PyTorch than {torch.__version__}",
