@@ -9,7 +9,7 @@ import pytest
 
 from lab_cases import as_arguments, settings, small
 from posttrainllm.cli import main
-from posttrainllm.config import PRESETS, load_config, settings_of
+from posttrainllm.config import PRESETS, SETTINGS, load_config, settings_of
 from posttrainllm.errors import ConfigError, NonFiniteError
 from posttrainllm.lab import cases, measured_run
 from posttrainllm.lab.bench import make_cells
@@ -73,10 +73,11 @@ def test_axes_are_typed_and_checked_before_training(tmp_path):
 
 
 def decisive(settings):
-    """Settings that a sweep of the rate rests on."""
+    """Settings that a sweep of the rate rests on; one that came later had its default's effect."""
     sections = ("model.", "optimizer.", "schedule.", "data.", "training.steps")
     free = "schedule.learning_rate"
-    return {k: v for k, v in settings.items() if k.startswith(sections) and k != free}
+    known = {key: setting.default for key, setting in SETTINGS.items()} | settings
+    return {k: v for k, v in known.items() if k.startswith(sections) and k != free}
 
 
 def swept_losses(preset):
