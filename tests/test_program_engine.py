@@ -46,7 +46,7 @@ def contents(engine: ProgramEngine) -> dict[str, bytes]:
     state = engine.state()
     return {
         f"{kind} {name}": value.tobytes()
-        for kind, tensors in vars(state).items()
+        for kind, tensors in {"param": state.params, "m": state.m, "v": state.v}.items()
         for name, value in tensors.items()
     }
 
