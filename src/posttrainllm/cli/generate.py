@@ -39,7 +39,8 @@ def generate(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Below 1 safer, above 1 more daring, 0 the likeliest token.", rich_help_panel=SAMPLING
+            help="Below 1 safer, above 1 more daring, 0 the likeliest token.",
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     top_k: Annotated[
