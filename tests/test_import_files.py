@@ -15,6 +15,7 @@ import tinygpt_files
 from cli_cases import cli, write_text
 from hostile_zips import pack, run_folder
 from import_cases import apart, logits_of, model_folder, tinygpt, tokens_for
+from posttrainllm.errors import CheckpointError
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
 from posttrainllm.training.exporting import export_model
@@ -207,6 +208,15 @@ def test_what_macos_puts_beside_the_files_of_a_zip_is_no_part_of_it(tmp_path):
         archive.writestr("gpt/.DS_Store", "icons")
     made = import_model(path, runs_dir=tmp_path / "runs")
     assert (made.kind, made.notices) == ("model folder", ())
+
+
+def test_a_model_folder_deep_inside_a_zip_is_named(tmp_path):
+    path = tmp_path / "deep.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("backup/README.md", "words")
+        archive.writestr("backup/models/gpt/model.safetensors", b"")
+    with pytest.raises(CheckpointError, match=r"'models/gpt/model\.safetensors' does not lie wh"):
+        import_model(path, runs_dir=tmp_path / "runs")
 
 
 def test_a_damaged_newest_checkpoint_in_a_zip_is_told_and_the_older_one_used(tmp_path):

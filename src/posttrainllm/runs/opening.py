@@ -117,6 +117,12 @@ def extract_model(path: Path, folder: Path) -> Extracted:
                 f"{path}: {show(pickles[0])} is a pickle, which can run any program and is never loaded",
                 "save the model as safetensors, with transformers' save_pretrained",
             )
+        deep = [name for name in extracted.left if name.endswith(".safetensors")]
+        if deep:
+            raise CheckpointError(
+                f"{path}: {show(deep[0])} does not lie where a run or a model folder has its weights",
+                "pack the run or the model folder itself",
+            )
         raise CheckpointError(
             f"{path} holds neither a run nor a model: it has no .safetensors file", KNOWN
         )
