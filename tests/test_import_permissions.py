@@ -72,6 +72,14 @@ def test_a_tokenizer_that_may_not_be_read(place):
         load_tokenizer(folder)
 
 
+def test_a_file_of_a_run_that_may_not_be_read_is_named_by_export(place):
+    source = run_folder(place)
+    (source / "metrics.jsonl").chmod(0)
+    with pytest.raises(CheckpointError, match=r"beer/metrics\.jsonl cannot be read: Permission"):
+        export_model(str(source), "zip", place / "out" / "a.zip", runs_dir=place)
+    assert list((place / "out").iterdir()) == []
+
+
 @pytest.mark.parametrize("form", exporting.FORMS)
 def test_a_place_that_may_not_be_written(place, form, monkeypatch):
     monkeypatch.setattr(exporting, "has_transformers", lambda: False)

@@ -26,7 +26,7 @@ from pathlib import Path
 from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.untrusted import DAMAGED
 from posttrainllm.settings import show
-from posttrainllm.storage import free_bytes, reason, show_bytes, write_file
+from posttrainllm.storage import free_bytes, read_error, reason, show_bytes, write_file
 
 MAGIC = b"PK\x03\x04"
 SUFFIX = ".zip"
@@ -65,13 +65,17 @@ class Extracted:
 def write_archive(path: Path, files: Iterable[tuple[str, Path]]) -> None:
     """Write a new zip file of (name inside, file on the disk) pairs, in their order.
 
-    Raises: OSError.
+    Raises: OSError when it cannot be written; CheckpointError for a file that cannot be read.
     """
     with path.open("xb") as stream:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             for name, file in files:
-                entry = zipfile.ZipInfo.from_file(file, name, strict_timestamps=False)
-                with file.open("rb") as source, archive.open(entry, "w") as target:
+                try:
+                    entry = zipfile.ZipInfo.from_file(file, name, strict_timestamps=False)
+                    source = file.open("rb")
+                except OSError as error:
+                    raise read_error(file, error) from None
+                with source, archive.open(entry, "w") as target:
                     while piece := source.read(PIECE):
                         target.write(piece)
         stream.flush()
