@@ -140,7 +140,7 @@ def test_a_wrong_value_is_refused_beside_its_field(visitor: Visit) -> None:
 
 def test_a_term_opens_two_sentences_and_a_picture(visitor: Visit) -> None:
     page = visitor.open("train/")
-    page.get_by_role("button", name="What is preset?").click()
+    page.get_by_role("button", name="Explain: preset").click()
     card = page.locator(".term:popover-open")
     assert card.locator("svg > *").count() > 0
     assert card.locator("p").inner_text().count(".") >= 2

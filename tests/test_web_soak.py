@@ -52,7 +52,7 @@ def soak(visitor: Visit, config: TrainConfig, engine: str) -> None:
     visitor.reach(10)
     page.evaluate("Object.assign(longest, { task: 0, event: 0 })")
     early = memory(page)
-    help_button = page.get_by_role("button", name="What is step?")
+    help_button = page.get_by_role("button", name="Explain: step")
     while not page.get_by_text("finished; saved").is_visible():
         help_button.click()
         page.keyboard.press("Escape")

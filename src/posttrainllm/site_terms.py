@@ -66,8 +66,8 @@ TERMS: Final = {
     ),
     "sample": _term(
         "sample",
-        "What the model writes at this moment, always from the same beginning and with the same dice. So every change"
-        " in it is something that was learnt.",
+        "What the model writes at this moment, always with the same dice and after the same beginning: the coloured "
+        "part, a piece of text that training never reads. So every change in it is something that was learnt.",
         "dice",
     ),
     "temperature": _term(
@@ -93,7 +93,7 @@ TERMS: Final = {
     ),
     "probability": _term(
         "probability",
-        "How sure the model was of this byte before it was chosen. Letters on a darker ground were less sure.",
+        "How sure the model was of this byte before it was chosen. The stronger the colour behind a letter, the less sure it was.",
         "bars",
     ),
     "attention": _term(
