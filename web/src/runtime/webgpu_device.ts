@@ -52,13 +52,11 @@ export class GpuDevice {
   readonly limits: Limits;
   readonly bindingBytes: number;
   readonly bufferBytes: number;
-  /** Rejects when the device is lost or refuses work. */
-  readonly lost: Promise<never>;
   readonly #host: Host;
   readonly #modules = new Map<string, Promise<GPUShaderModule>>();
   readonly #layouts = new Map<string, { group: GPUBindGroupLayout; pipeline: GPUPipelineLayout }>();
   readonly #pipelines = new Map<string, Promise<GPUComputePipeline>>();
-  readonly #lose: (error: EngineLost) => void;
+  readonly #waiting = new Set<(error: EngineLost) => void>();
   #failure: EngineLost | null = null;
   #closed = false;
 
@@ -80,10 +78,6 @@ export class GpuDevice {
       half: 0,
       checked: 1,
     };
-    let lose: (error: EngineLost) => void = () => {};
-    this.lost = new Promise<never>((_, reject) => (lose = reject));
-    this.lost.catch(() => {}); // whoever waits hears of it
-    this.#lose = lose;
     void device.lost.then((info) => this.#fail(`the GPU ${this.name} was lost (${info.reason}: ${info.message}); ${GO_ON}`));
     device.onuncapturederror = (event: GPUUncapturedErrorEvent): void => {
       this.#fail(`the GPU ${this.name} stopped working: ${event.error.message.trim()}; ${GO_ON}`);
@@ -100,7 +94,18 @@ export class GpuDevice {
   #fail(message: string): void {
     if (this.#closed) return;
     this.#failure ??= new EngineLost(message);
-    this.#lose(this.#failure);
+    for (const refuse of this.#waiting) refuse(this.#failure);
+    this.#waiting.clear();
+  }
+
+  /** A promise, or the loss of the device, whichever comes first. (Promise.race would keep every promise for as long as the device lives.) */
+  #unlessLost<T>(promise: Promise<T>): Promise<T> {
+    return new Promise<T>((resolve, reject) => {
+      if (this.#failure !== null) reject(this.#failure);
+      this.#waiting.add(reject);
+      const over = (): boolean => this.#waiting.delete(reject);
+      promise.then((value) => (over(), resolve(value)), (error: unknown) => (over(), reject(error)));
+    });
   }
 
   /** Throws the EngineLost of a device that must not be used any more. */
@@ -112,11 +117,12 @@ export class GpuDevice {
   /** Waits for something that the GPU does; a lost device ends the wait. */
   async settled<T>(promise: Promise<T>): Promise<T> {
     try {
-      return await Promise.race([promise, this.lost]);
+      return await this.#unlessLost(promise);
     } catch (error) {
-      promise.catch(() => {});
       // A map that is broken off is told of before the loss that broke it off.
-      if (this.#failure === null && !this.#closed) await Promise.race([this.lost, new Promise((late) => setTimeout(late, GRACE_MS))]);
+      if (this.#failure === null && !this.#closed) {
+        await this.#unlessLost(new Promise((late) => setTimeout(late, GRACE_MS)));
+      }
       this.check();
       throw new EngineError(`the GPU ${this.name} does not answer: ${error instanceof Error ? error.message : error}`);
     }
@@ -200,14 +206,13 @@ export class GpuDevice {
     const module = await this.#module(file);
     const layout = this.#layout(access).pipeline;
     try {
-      return await Promise.race([
+      return await this.#unlessLost(
         this.device.createComputePipelineAsync({
           label: entry,
           layout,
           compute: { module, entryPoint: entry, constants: Object.fromEntries(overrides) },
         }),
-        this.lost,
-      ]);
+      );
     } catch (error) {
       this.check();
       const said = error instanceof Error ? error.message : String(error);
