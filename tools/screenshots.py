@@ -54,7 +54,7 @@ def main() -> None:
                 found[0] for line in server.stdout if (found := re.search(r"http://\S+", line))
             )
             page = browser.new_page(
-                viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+                viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
             )
             page.goto(address)
             page.locator("button[type=submit]:not([disabled])").wait_for()
@@ -63,7 +63,7 @@ def main() -> None:
             page.locator(f'.text [data-i="{LETTER}"]').click()
             page.locator(".arcs path").first.wait_for()
             page.mouse.move(0, 0)
-            page.screenshot(path=IMAGES / "write.png", full_page=True)
+            page.screenshot(path=IMAGES / "write.png")
             page.goto(f"{address}train/?preset=small&training.steps={STEPS}")
             page.locator("button.start:not([disabled])").click()
             page.locator(".verdict").wait_for(timeout=300_000)
