@@ -371,3 +371,17 @@ def test_a_new_run_of_a_served_page_lies_in_runs_and_is_the_terminals(
         again = posttrainllm.resume(wanted.path.name, runs_dir=wanted.path.parent, steps=15)
         assert further.losses == again.losses
         card(visitor, "tiny-001").get_by_text("15 of 15").wait_for()
+
+
+def test_a_paused_run_of_a_served_page_is_offered_after_a_reload(
+    browser: Any, site: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    with serving(site, tmp_path / "runs") as server, visit(browser, f"{server.origin}/") as visitor:
+        visitor.open("train/", preset="tiny")
+        visitor.page.locator("button.start:not([disabled])").click()
+        visitor.reach(20)
+        visitor.page.get_by_role("button", name="Pause").click()
+        visitor.page.get_by_text("paused; saved").wait_for()
+        visitor.page.reload()  # the server holds the run for the page that left, for a moment
+        visitor.page.get_by_text("stopped at step").wait_for()

@@ -323,3 +323,24 @@ def test_the_first_seconds(browser: Any, address: str) -> None:
         assert paint < 1000, figures
         assert word < 2000, figures
         assert step < 5000, figures
+
+
+def test_the_page_for_a_wrong_address_leads_back_from_any_depth_and_below_any_path(
+    browser: Any, folder: Path
+) -> None:
+    missing = (folder / "404.html").read_text(encoding="utf-8")
+    page = browser.new_page()
+    for served_at, root in ((folder, ""), (folder.parent, f"{folder.name}/")):
+        with served(served_at) as host:
+            page.route(
+                "**/nothing/**",
+                lambda route: route.fulfill(status=404, content_type="text/html", body=missing),
+            )
+            for wrong in ("nothing/", "nothing/far/below"):
+                page.goto(f"{host}{root}{wrong}")
+                back = page.get_by_role("link", name="To the first page")
+                page.wait_for_function("(at) => document.links[0].href === at", arg=host + root)
+                back.click()
+                page.get_by_role("heading", name="A small GPT, writing in this tab").wait_for()
+                assert page.url == host + root
+    page.close()
