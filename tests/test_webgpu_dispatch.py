@@ -12,7 +12,7 @@ from posttrainllm.config import PRESETS, load_config
 from posttrainllm.engines.webgpu.dispatch import MOST_GROUPS, DispatchTable, Limits
 from posttrainllm.engines.webgpu.work import work_of
 from posttrainllm.model import inference_programs, training_programs
-from posttrainllm.ops import FUSED, OPS
+from posttrainllm.ops import OPS, OPTIONAL
 from posttrainllm.plan import BoundCall, Place, make_plan
 
 TABLE = DispatchTable(Limits())
@@ -36,7 +36,7 @@ def call_of(case) -> BoundCall:
 
 
 def test_every_op_has_kernels():
-    assert set(OPS) - set(FUSED) <= set(TABLE.ops)
+    assert set(OPS) - set(OPTIONAL) <= set(TABLE.ops)
 
 
 @pytest.mark.parametrize(("op", "row"), ROWS, ids=[f"{op}-{row['variant']}" for op, row in ROWS])
@@ -49,7 +49,7 @@ def test_kernels_of_a_variant_exist_and_bind_no_more_than_every_adapter_allows(o
         assert len(entry["bind"]) <= MOST_STORAGE
 
 
-@pytest.mark.parametrize("case", [c for c in CASES.values() if c.op not in FUSED], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.op not in OPTIONAL], ids=str)
 def test_every_variant_of_a_case_evaluates(case):
     work = work_of(call_of(case))
     names = TABLE.candidates(work)
