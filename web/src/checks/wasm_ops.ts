@@ -24,6 +24,7 @@ const PAGE = 1 << 16;
 const BYTES = 48 << 20;
 const WORKERS = 2;
 const STACK = 1 << 19;
+const PATIENCE_MS = 30_000; // for workers to start
 
 const ceil = (value: number, to: number): number => Math.ceil(value / to) * to;
 
@@ -45,11 +46,19 @@ export async function checkOps(
   const address = (at: number): number | bigint => (wide ? BigInt(at) : at);
   const workers: PoolWorker[] = [];
   if (shared) {
+    let lost = "";
     for (let i = 1; i <= WORKERS; i++) {
       const start = { module, memory, stackTop: stacks + i * STACK, wide };
-      workers.push(host.startWorker(start, () => {}));
+      workers.push(host.startWorker(start, (message) => {
+        if (message.kind === "failed") lost = message.why;
+      }));
     }
-    while ((exports.posttrain_workers?.() ?? 0) < WORKERS) await new Promise((again) => setTimeout(again, 1));
+    const late = performance.now() + PATIENCE_MS;
+    while ((exports.posttrain_workers?.() ?? 0) < WORKERS) {
+      if (performance.now() > late) lost ||= "it did not start in time";
+      if (lost) throw new Error(`a thread of ${build} was lost: ${lost}`);
+      await new Promise((again) => setTimeout(again, 1));
+    }
   }
 
   const array = (at: ArrayAt): Numbers => arrayOf(data, at);

@@ -142,7 +142,8 @@ export type ToWorker =
   | { readonly kind: "more"; readonly steps: number };
 
 export type FromWorker =
-  | { readonly kind: "ready" }
+  /** `held`: the lock of "hello" is this worker's, for as long as it lives. */
+  | { readonly kind: "ready"; readonly held: boolean }
   | { readonly kind: "failed"; readonly about: ToWorker["kind"]; readonly refusal: Refusal }
   | { readonly kind: "notice"; readonly message: string }
   | { readonly kind: "model"; readonly id: number; readonly parameters: number; readonly context: number; readonly layers: number; readonly heads: number; readonly info: Readonly<Record<string, string | number>> }

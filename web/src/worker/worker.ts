@@ -22,11 +22,7 @@ let examined = 0;
 async function perform(message: ToWorker): Promise<void> {
   switch (message.kind) {
     case "hello":
-      library = new Library(message.data);
-      writer = new Writer(library, post);
-      if (message.lock !== null) hold(message.lock);
-      await library.tables();
-      return post({ kind: "ready" });
+      return greet(message);
     case "write":
       return writer.write(message);
     case "attend":
@@ -58,9 +54,23 @@ async function perform(message: ToWorker): Promise<void> {
   }
 }
 
-/** A lock that goes with this worker: whoever waits for it learns that the worker has ended. */
-function hold(lock: string): void {
-  void (navigator as { locks?: LockManager }).locks?.request(lock, () => new Promise(() => {}));
+async function greet({ data, lock }: Extract<ToWorker, { kind: "hello" }>): Promise<void> {
+  library = new Library(data);
+  writer = new Writer(library, post);
+  const held = lock !== null && (await hold(lock));
+  await library.tables();
+  post({ kind: "ready", held });
+}
+
+/** Takes a lock that goes with this worker, whether it could: whoever then waits for it learns that the worker has ended. */
+function hold(lock: string): Promise<boolean> {
+  return new Promise((taken) => {
+    const asked = navigator.locks.request(lock, () => {
+      taken(true);
+      return new Promise(() => {});
+    });
+    asked.catch(() => taken(false));
+  });
 }
 
 async function examineFor(message: Extract<ToWorker, { kind: "examine" }>): Promise<void> {

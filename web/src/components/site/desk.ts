@@ -24,7 +24,7 @@ export class Desk {
     const locks = (navigator as { locks?: LockManager }).locks;
     worker.onmessage = (event: MessageEvent<FromWorker>) => {
       if (this.#over) return;
-      if (event.data.kind === "ready") void locks?.request(lock, () => lost("the browser ended it"));
+      if (event.data.kind === "ready" && event.data.held) void locks?.request(lock, () => lost("the browser ended it"));
       listener.told(event.data);
     };
     worker.onerror = (event) => lost(event.message || "it did not start");
