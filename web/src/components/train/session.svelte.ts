@@ -160,10 +160,14 @@ class Session {
 
   #lost(why: string): void {
     this.#desk = null;
+    this.#deaths++;
+    const measuring = this.#measuring;
     this.#measuring = false;
     const worked = this.running || this.phase === "paused";
-    if (!worked) return;
-    this.#deaths++;
+    if (!worked) {
+      if (measuring && this.#deaths <= DEATHS) this.measure();
+      return;
+    }
     if (this.run === "" || this.#deaths > DEATHS) {
       this.problem = { message: `the training was lost: ${why}`, hint: this.run ? `run ${this.run} is kept on the Runs page` : "start it again" };
       this.phase = "stopped";
