@@ -174,6 +174,8 @@ def test_axe_finds_nothing_serious(browser: Any, address: str, path: str, scheme
         if path == "train/":
             page.locator("button.start:not([disabled])").wait_for()
             page.locator("summary", has_text="More").click()
+        if path == "kernels/":
+            page.locator("button.main:not([disabled])").wait_for()
         assert axe(page) == []
 
 
@@ -192,6 +194,9 @@ def test_axe_finds_nothing_serious_in_a_run_and_its_verdict(browser: Any, addres
 def axe(page: Any) -> list[str]:
     """Serious and critical findings, each with the elements."""
     page.evaluate((WEB / "node_modules/axe-core/axe.min.js").read_text())
+    page.evaluate(
+        "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
+    )
     result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
     return [
         f"{found['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
