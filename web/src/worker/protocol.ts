@@ -2,25 +2,13 @@
 // worker.ts and are told the same way. Bytes are bytes of text; times are seconds unless they say ms.
 import type { CountingLine, Verdict as Judgement } from "../runtime/statistics.ts";
 import type { Settings } from "../runtime/tables.ts";
+import type { MetricLine, SampleLine as KeptSample } from "../storage/run_handle.ts";
 
 export type { CountingLine } from "../runtime/statistics.ts";
-
-/** One line of metrics.jsonl. */
-export interface MetricLine {
-  readonly step: number;
-  readonly loss: number;
-  readonly val_loss: number | null;
-  readonly lr: number;
-  readonly grad_norm: number;
-  readonly tokens_per_second: number;
-  readonly elapsed_s: number;
-}
+export type { MetricLine } from "../storage/run_handle.ts";
 
 /** What the model wrote along the way; `glimpse`: only to look at, between those that the settings ask for. */
-export interface SampleLine {
-  readonly step: number;
-  readonly prompt: string;
-  readonly text: string;
+export interface SampleLine extends KeptSample {
   readonly glimpse?: boolean;
 }
 
