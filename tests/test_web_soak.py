@@ -63,12 +63,8 @@ def soak(visitor: Visit, config: TrainConfig, engine: str) -> None:
     assert memory(page) <= early + MEMORY_MORE
     speeds = [line["tokens_per_second"] for line in visitor.metrics("tiny-001")][10:]
     part = len(speeds) // 5
-    assert undisturbed(speeds[-part:]) >= SPEED_KEPT * undisturbed(speeds[:part])
-
-
-def undisturbed(speeds: list[float]) -> float:
-    """The speed that a tenth of the steps exceed: what the machine's other work takes away is left out."""
-    return statistics.quantiles(speeds, n=10)[-1]
+    early_speed, late_speed = statistics.median(speeds[:part]), statistics.median(speeds[-part:])
+    assert late_speed >= SPEED_KEPT * early_speed
 
 
 def memory(page: Any) -> int:
