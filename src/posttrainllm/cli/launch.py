@@ -26,6 +26,7 @@ from typing import Any
 from posttrainllm.cli.failures import FAILED, STOPPED
 from posttrainllm.cli.worker import RUN_FILE, report_file
 from posttrainllm.errors import EngineError, PosttrainError, TrainingError
+from posttrainllm.pytorch.needed import require_torch
 from posttrainllm.pytorch.ranks import LISTENING, REPORT
 
 GRACE_S = 5.0  # for the rest to end by itself after one has ended; whoever computes with a dead process waits for ever
@@ -68,6 +69,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     """
     if sys.platform == "win32":
         raise EngineError("--nproc works on Linux and macOS", "start the processes with torchrun")
+    require_torch()
     with tempfile.TemporaryDirectory(prefix="posttrainllm-") as name:
         folder = Path(name)
         workers: list[Worker] = []

@@ -40,16 +40,14 @@ from posttrainllm.engines.base import (
 )
 from posttrainllm.errors import EngineError
 from posttrainllm.machine import available_threads
+from posttrainllm.pytorch.needed import torch_missing
 
 try:
     import torch
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise EngineError(
-        "the torch engine needs PyTorch, which is not installed",
-        hint="pip install 'posttrainllm[torch]'",
-    ) from None
+    raise torch_missing() from None
 from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
