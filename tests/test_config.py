@@ -278,10 +278,12 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
 FREE = [key for key in SETTINGS if key not in {
     "model.n_layer", "model.n_head", "model.n_embd", "model.n_ctx", "model.n_vocab",
     "model.dropout", "schedule.warmup_steps", "data.batch_size", "training.steps",
-    "optimizer.kind", "engine.device", "engine.precision", "engine.compile", "engine.parallel",
+    "optimizer.kind", "engine.device", "engine.precision", "engine.compile", "engine.triton",
+    "engine.parallel",
 }]  # fmt: skip
 TORCH_ALONE = [
-    "optimizer.kind", "engine.device", "engine.precision", "engine.compile", "engine.parallel",
+    "optimizer.kind", "engine.device", "engine.precision", "engine.compile", "engine.triton",
+    "engine.parallel",
 ]  # fmt: skip
 
 

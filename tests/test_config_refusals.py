@@ -125,6 +125,7 @@ def test_zero_is_refused_where_it_has_no_meaning(key: str) -> None:
         ({"overrides": ["engine.precision=bf16"]}, "engine cpp computes in float32, and engine.precision is bf16", "--engine torch"),
         ({"overrides": ["engine.device=cuda"]}, "engine.device is cuda, which engine cpp does not look at", "--engine torch"),
         ({"overrides": ["engine.compile=on"]}, "engine.compile is on, which engine cpp does not look at", "--engine torch"),
+        ({"overrides": ["engine.triton=off"]}, "engine.triton is off, which engine cpp does not look at", "--engine torch"),
         ({"overrides": ["data.batch_size=1000000", "model.n_ctx=10000"]}, "10,000,000,000 tokens a micro-batch", "accumulation"),
         ({"overrides": ["model.n_layer=1024", "model.n_embd=60000"]}, "parameters is over the limit", "n_layer"),
         ({"overrides": ["engine.name=cuda"]}, "engine.name must be one of auto, numpy, cpp, wasm, webgpu, torch, got 'cuda'", ""),

@@ -31,7 +31,8 @@ CARD = torch.cuda.is_available()
 
 def config_of(preset: str = "tiny", **settings: object) -> TrainConfig:
     given = {name.replace("__", "."): value for name, value in settings.items()}
-    return replace(load_config(preset), {"engine.name": "torch", **given})
+    first = {"engine.name": "torch"} | ({"engine.triton": "on"} if CARD else {})
+    return replace(load_config(preset), {**first, **given})
 
 
 def opened(config: TrainConfig) -> TorchEngine:
@@ -193,16 +194,28 @@ else:
             error = np.abs(found[0][name] - wanted).max() / np.abs(wanted).max()
             assert error <= limit, (name, error)
 
-    @pytest.mark.parametrize("compiled", ["off", "on"])
+    @pytest.mark.parametrize(
+        ("compiled", "triton", "kind"),
+        [
+            ("off", "on", "adamw"), ("on", "on", "adamw"), ("off", "off", "adamw"),
+            ("off", "off", "muon"), ("off", "on", "muon"),
+        ],
+    )  # fmt: skip
     @pytest.mark.parametrize("accumulation", [1, 3])
-    def test_graph_gives_the_losses_of_the_processor(compiled: str, accumulation: int) -> None:
+    def test_graph_gives_the_losses_of_the_processor(
+        compiled: str, triton: str, kind: str, accumulation: int
+    ) -> None:
         config = config_of(
-            engine__precision="float32", engine__compile=compiled, data__accumulation=accumulation
-        )
+            engine__precision="float32", engine__compile=compiled, engine__triton=triton,
+            data__accumulation=accumulation, optimizer__kind=kind,
+        )  # fmt: skip
         both = []
         for device in ("cuda", "cpu"):
             one = (
-                replace(config, {"engine.device": device, "engine.compile": "off"})
+                replace(
+                    config,
+                    {"engine.device": device, "engine.compile": "off", "engine.triton": "auto"},
+                )
                 if device == "cpu"
                 else config
             )

@@ -123,7 +123,7 @@ def torch_config(preset: str = "small", **settings: object) -> TrainConfig:
 
 
 def test_a_short_run_is_not_compiled_and_a_long_one_is(card: None) -> None:
-    short = choose(torch_config(model__dropout=0.1), None, training=True)
+    short = choose(torch_config(model__dropout=0.1, engine__triton="on"), None, training=True)
     assert (short.device, short.precision, short.compiled) == ("cuda", "bf16", False)
     assert "would win back" in short.compile_reason
     long = choose(torch_config(model__dropout=0.1, training__steps=1_000_000), None, training=True)
@@ -139,6 +139,25 @@ def test_a_long_run_through_fused_kernels_is_not_compiled(card: None) -> None:
     assert chosen.compile_reason == "the fused kernels are faster"
 
 
+def test_a_short_run_starts_at_once_without_triton(card: None) -> None:
+    for preset in ("tiny", "small", "medium", "large", "xl"):
+        short = choose(torch_config(preset), None, training=True)
+        assert (short.triton, short.fused, short.compiled) == (False, False, False)
+        assert "would win back" in short.kernels_reason
+        long = choose(torch_config(preset, training__steps=1_000_000), None, training=True)
+        assert (long.triton, long.fused) == (True, True)
+    given = choose(torch_config(engine__triton="on"), None, training=True)
+    assert (given.triton, given.fused) == (True, True)
+    refused = choose(torch_config(engine__triton="off", training__steps=10**6), None, training=True)
+    assert (refused.triton, refused.kernels_reason) == (False, "engine.triton is off")
+
+
+def test_triton_is_refused_where_it_cannot_run() -> None:
+    with pytest.raises(EngineError, match="Triton is for CUDA, and the device is cpu") as caught:
+        choose(torch_config(engine__triton="on"), "cpu", training=True)
+    assert caught.value.hint == "leave engine.triton out"
+
+
 def test_every_choice_has_its_reason(card: None) -> None:
     info = choose(torch_config(), None, training=True).info()
     for key in ("precision", "kernels", "compile"):
@@ -147,12 +166,12 @@ def test_every_choice_has_its_reason(card: None) -> None:
 
 
 def test_layers_with_dropout_or_compiled_are_autograds(card: None) -> None:
-    assert choose(torch_config(), None, training=True).fused
+    assert choose(torch_config(engine__triton="on"), None, training=True).fused
     for settings in (
         {"model__dropout": 0.1}, {"engine__compile": "on"}, {"engine__fuse": False},
         {"model__n_embd": 8192, "model__n_head": 8},
     ):  # fmt: skip
-        chosen = choose(torch_config(**settings), None, training=True)
+        chosen = choose(torch_config(engine__triton="on", **settings), None, training=True)
         assert not chosen.fused
         assert chosen.kernels_reason
 
@@ -223,9 +242,11 @@ def test_a_resumed_run_keeps_what_was_chosen(card: None) -> None:
         "threads": 3,
         "precision": "tf32",
         "compile": "on",
+        "triton": "off",
     }
     config = as_before(torch_config(), before).engine
     assert (config.threads, config.precision, config.compile) == (3, "tf32", "on")
+    assert config.triton == "off"
     elsewhere = as_before(torch_config(), {**before, "device": "mps"}).engine
     assert (elsewhere.threads, elsewhere.precision, elsewhere.compile) == (3, "auto", "auto")
     given = as_before(torch_config(engine__precision="bf16"), before).engine

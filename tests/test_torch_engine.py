@@ -299,6 +299,7 @@ def test_info_says_what_runs() -> None:
         "step": "call by call",
         "kernels": "torch",
         "kernels_reason": "Triton is for CUDA, and the device is cpu",
+        "triton": "off",
         "compile": "off",
         "compile_reason": "automatic on CUDA with Triton only",
     }

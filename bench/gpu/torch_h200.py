@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -47,7 +49,8 @@ def within(seconds: float) -> bool:
 
 
 def config_of(preset: str, *settings: str) -> TrainConfig:
-    return load_config(preset, overrides=settings, flags={"engine.name": "torch"})
+    given = () if any("engine.triton" in one for one in settings) else ("engine.triton=on",)
+    return load_config(preset, overrides=(*settings, *given), flags={"engine.name": "torch"})
 
 
 def opened(config: TrainConfig) -> Any:
@@ -321,22 +324,46 @@ def keep_records(found: dict[str, Any], out: Path) -> None:
         write_record(record, out)
 
 
+SHORT = """import sys, time
+began = time.perf_counter()
+import torch
+imported = time.perf_counter()
+sys.path[:0] = ["bench/gpu", "src"]
+import torch_h200
+config = torch_h200.config_of("small", "training.steps=50", sys.argv[1])
+engine = torch_h200.opened(config)
+torch_h200.train(engine, config, 1)
+print("%.2f %.2f" % (imported - began, time.perf_counter() - began), engine.info["kernels"], engine.info["kernels_reason"])
+"""
+
+
 def first() -> dict[str, Any]:
-    """A short run from a cold start: seconds from the command to its first steps, in a process of its own."""
-    code = (
-        "import sys,time; t=time.perf_counter(); sys.path[:0]=['bench/gpu','src']\n"
-        "import torch_h200 as m\n"
-        "c=m.config_of('small','training.steps=50'); e=m.opened(c); n=time.perf_counter()\n"
-        "m.train(e,c,1); print('FIRST', n-t, time.perf_counter()-t, e.info['compile'], e.info['compile_reason'])"
-    )
-    began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    found = {
-        "process_s": time.perf_counter() - began,
-        "out": done.stdout[-500:],
-        "err": done.stderr[-800:],
-    }
-    print("first", json.dumps(found), flush=True)
+    """A run of 50 steps from a cold start: seconds from Python's start to the first step's loss, in processes of their own.
+
+    A machine may come without the libraries' bytecode and unable to keep it, so it is kept elsewhere for the later ones.
+    """
+    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(GIVEN.out / "bytecode")}
+    auto, on = "engine.triton=auto", "engine.triton=on"
+    found = {}
+    for name, setting, more in (
+        ("as the machine is", auto, {}),
+        ("again", auto, {}),
+        ("writing bytecode", auto, kept),
+        ("with bytecode", auto, kept),
+        ("with bytecode, Triton", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
+        ("with bytecode, Triton again", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
+    ):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", SHORT, setting],
+            capture_output=True, text=True, env=os.environ | more,
+        )  # fmt: skip
+        found[name] = {
+            "process_s": round(time.perf_counter() - began, 2),
+            "import torch, first step; kernels": done.stdout.strip() or done.stderr[-500:],
+        }
+        print("first", name, json.dumps(found[name]), flush=True)
+    shutil.rmtree(GIVEN.out / "bytecode", ignore_errors=True)
     return found
 
 

@@ -11,6 +11,7 @@ FORMS = {
     "fused": ("engine.compile=off",),
     "autograd": ("engine.compile=off", "engine.fuse=false"),
     "compiled": ("engine.compile=on",),
+    "calls": ("engine.compile=off", "engine.triton=off"),
 }
 """How layers run: what the settings are for each."""
 
@@ -21,7 +22,7 @@ def profile(
     random_batches: Callable[[Any], Any],
     within: Callable[[float], bool],
 ) -> dict[str, Any]:
-    """Kernels of a step by time: fused, by autograd, compiled."""
+    """Kernels of a step by time, form by form."""
     import torch
 
     found: dict[str, Any] = {}
@@ -46,7 +47,7 @@ def profile(
             calls = sum(row.count for row in rows) / 3
             lines = [
                 f"{row.device_time_total / 3e3:9.4f} ms {row.count / 3:6.1f}x {row.key[:110]}"
-                for row in rows[:24]
+                for row in rows[:40]
             ]
             print(
                 f"profile {preset} {form}: {total:.3f} ms of kernels, {calls:.0f} of them",

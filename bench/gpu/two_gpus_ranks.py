@@ -36,6 +36,7 @@ from posttrainllm.pytorch.ranks import ranks_here
 PARITY_STEPS, REPEATS, STEPS = 50, 10, 20
 ROWS = {"gpt2": 32, "behemoth": 16, "tiny": 4}  # a GPU
 CUDA = torch.cuda.is_available()
+TRITON = {"engine.triton": "on"} if CUDA else {}  # however few the steps
 LAYERS = ["one", "ddp", "ddp-one-bucket"]  # written out with fused kernels
 VARIANTS = {
     "gpt2": [*LAYERS, "fsdp", "one-compiled", "ddp-compiled", "fsdp-compiled"],
@@ -125,7 +126,7 @@ def forget() -> None:
 
 def parity(preset: str, group: Group, found: dict[str, Any]) -> None:
     """50 float32 steps of both kinds of two processes against one."""
-    flags: dict[str, Any] = {"engine.name": "torch", "engine.precision": "float32"}
+    flags: dict[str, Any] = {"engine.name": "torch", "engine.precision": "float32", **TRITON}
     rows = load_config(preset).data.batch_size
     flags["data.batch_size"] = rows + rows % 2
     config = load_config(preset, flags=flags)
@@ -154,7 +155,7 @@ def speed(preset: str, group: Group, found: dict[str, Any], save: Callable[[], N
         count = 1 if name.startswith("one") else 2
         flags = {
             "engine.name": "torch", "engine.precision": "bf16" if CUDA else "auto",
-            "engine.compile": "on" if CUDA and "compiled" in name else "off",
+            "engine.compile": "on" if CUDA and "compiled" in name else "off", **TRITON,
             "training.steps": 100_000, "data.batch_size": ROWS.get(preset, 4) * count,
             "engine.parallel": "fsdp" if name.startswith("fsdp") else "ddp",
         }  # fmt: skip

@@ -61,6 +61,11 @@ class EngineConfig(Section):
         description="torch.compile for torch's training steps; auto compiles on CUDA when the "
         "run is long enough to win the time back",
     )
+    triton: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="torch's own kernels on CUDA, translated by Triton when a run starts; auto takes "
+        "them when the run is long enough to win the time back",
+    )
     parallel: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="what several processes of torch divide: ddp the batch alone, fsdp parameters, "
@@ -100,7 +105,7 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
             f"engine {engine.name} computes in float32, and engine.precision is {engine.precision}",
             "use --engine torch or leave engine.precision out",
         )
-    for key in ("device", "compile", "parallel"):
+    for key in ("device", "compile", "triton", "parallel"):
         value = getattr(engine, key)
         if value != EngineConfig.model_fields[key].default:
             raise ConfigError(

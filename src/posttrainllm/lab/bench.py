@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from posttrainllm.config import TrainConfig, load_config
+from posttrainllm.config import replace as with_settings
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError, PosttrainError
 from posttrainllm.lab import peak_memory
@@ -31,6 +32,7 @@ from posttrainllm.training.session import corpus_of
 from posttrainllm.training.trainer import train_step
 
 COMPILED = "torch-compile"
+LONG = 1_000_000  # steps
 IN_NODE = "wasm-node"
 VARIANTS = {COMPILED: "torch", IN_NODE: "wasm"}
 """Engines of the bench alone, and the engine whose settings they have."""
@@ -266,7 +268,12 @@ def _start(cell: Cell, warmup: int) -> _Running:
 
 def _open(cell: Cell) -> Engine:
     if cell.engine != IN_NODE:
-        return training_engine(cell.config)
+        config = cell.config
+        if (
+            config.engine.name == "torch"
+        ):  # a speed is that of a long run, with all that pays in one
+            config = with_settings(config, {"training.steps": LONG})
+        return training_engine(config)
     from posttrainllm.lab.node_engine import NodeEngine
 
     engine: Any = NodeEngine(cell.config, threads=cell.threads)

@@ -24,6 +24,12 @@ Precision = Literal["float32", "tf32", "bf16"]
 COMPILE_SECONDS: Final = 15.0
 """What importing the compiler and translating one block and its gradients takes, in seconds, with room to spare."""
 
+TRITON_SECONDS: Final = 4.0
+"""What importing Triton, translating a dozen kernels and checking them takes, in seconds, where it is done for the first time."""
+
+TRITON_GAIN: Final[tuple[float, float]] = (0.25, 0.45)
+"""Shares that the kernels save of the time that arithmetic takes, and of the time that starting kernels takes."""
+
 GAIN: Final[tuple[float, float]] = (0.06, 0.2)
 """Shares that torch.compile saves of the time that arithmetic takes, and of the time that starting kernels takes.
 
@@ -75,6 +81,7 @@ class Choices:
             "step": "one CUDA graph" if self.graph else "call by call",
             "kernels": "fused" if self.fused else "triton and torch" if self.triton else "torch",
             "kernels_reason": self.kernels_reason,
+            "triton": "on" if self.triton else "off",
             "compile": "on" if self.compiled else "off",
             "compile_reason": self.compile_reason,
         }
@@ -88,7 +95,7 @@ def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Cho
     wanted = device or (None if config.engine.device == "auto" else config.engine.device)
     where, why_there = choose_device(wanted)
     precision, why_precise = _precision(config, where)
-    triton, why_kernels = _kernels(where)
+    triton, why_kernels = _triton(config, where, precision, training)
     compiled, why_compiled = False, "nothing is trained here"
     fused, why_fused = False, why_kernels
     if training:
@@ -123,11 +130,12 @@ def choose_device(device: Device | None) -> tuple[Device, str]:
 def as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
     """Fill what the configuration leaves open as ``before``, an engine's ``info``, had it.
 
-    Precision and compiler are taken over on the same kind of device only.
+    Precision and compilers are taken over on the same kind of device only.
     """
     wanted = None if config.engine.device == "auto" else config.engine.device
     same = before.get("device") == choose_device(wanted)[0]
-    left_open = {"threads": 0} | ({"precision": "auto", "compile": "auto"} if same else {})
+    kept = ("precision", "compile", "triton")
+    left_open = {"threads": 0} | (dict.fromkeys(kept, "auto") if same else {})
     changes = {
         f"engine.{key}": before[key]
         for key, value in left_open.items()
@@ -153,13 +161,41 @@ def _precision(config: TrainConfig, device: Device) -> tuple[Precision, str]:
     return asked, "asked for"
 
 
-def _kernels(device: Device) -> tuple[bool, str]:
-    """Whether the Triton kernels run: on CUDA, where the package is there."""
+def _triton(
+    config: TrainConfig, device: Device, precision: Precision, training: bool
+) -> tuple[bool, str]:
+    """Whether the Triton kernels run: on CUDA, where the package is there and the run wins the time of translating them back.
+
+    Raises: EngineError where they were asked for and cannot run.
+    """
+    asked = config.engine.triton
+    missing = ""
     if device != "cuda":
-        return False, f"Triton is for CUDA, and the device is {device}"
-    if importlib.util.find_spec("triton") is None:
-        return False, "the package triton, part of PyTorch for Linux, is not installed"
-    return True, "Triton is there"
+        missing = f"Triton is for CUDA, and the device is {device}"
+    elif importlib.util.find_spec("triton") is None:
+        missing = "the package triton, part of PyTorch for Linux, is not installed"
+    if missing and asked == "on":
+        raise EngineError(missing, "leave engine.triton out")
+    if missing or not training:
+        return False, missing or "nothing is trained here"
+    if asked != "auto":
+        return asked == "on", f"engine.triton is {asked}"
+    if config.engine.compile == "on":
+        return True, "torch.compile, which was asked for, needs Triton anyway"
+    won, told = _won(config, precision, TRITON_GAIN, TRITON_SECONDS)
+    return won, f"Triton's kernels: {told}"
+
+
+def _won(
+    config: TrainConfig, precision: Precision, gain: tuple[float, float], price: float
+) -> tuple[bool, str]:
+    """Whether a run is long enough to win the seconds of a compiler back, and how that was found."""
+    parts = step_seconds(config, precision)
+    won = config.training.steps * sum(g * part for g, part in zip(gain, parts, strict=True))
+    return won > price, (
+        f"{config.training.steps:,} steps of about {1e3 * sum(parts):.2g} ms would win back "
+        f"{won:.1f} s of the {price:.0f} s that translating them takes"
+    )
 
 
 def _fused(config: TrainConfig, triton: bool, why_not: str) -> tuple[bool, str]:
@@ -187,14 +223,7 @@ def _compile(
         return asked == "on", "asked for"
     if device != "cuda" or not triton:
         return False, "automatic on CUDA with Triton only"
-    parts = step_seconds(config, precision)
-    step = sum(parts)
-    won = config.training.steps * sum(g * part for g, part in zip(GAIN, parts, strict=True))
-    told = (
-        f"{config.training.steps:,} steps of about {1e3 * step:.2g} ms would win back "
-        f"{won:.0f} s of the {COMPILE_SECONDS:.0f} s that it takes"
-    )
-    return won > COMPILE_SECONDS, told
+    return _won(config, precision, GAIN, COMPILE_SECONDS)
 
 
 def step_seconds(config: TrainConfig, precision: Precision) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from posttrainllm.pytorch.products import add_product
+
 CrossEntropy = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(logits (R, P), targets (R,), scale (), V) -> loss (), gradient (R, P); the logits may be overwritten."""
 
@@ -49,11 +51,7 @@ def head_loss(
         del logits
         losses.append(loss)
         torch.mm(grad, weight, out=grad_x[rows])
-        product = grad.T @ x[rows]
-        if first and start == 0:
-            grad_weight.copy_(product)
-        else:
-            grad_weight.add_(product)
+        add_product(grad_weight, grad.T, x[rows], first and start == 0)
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), grad_x
 
 

@@ -195,7 +195,8 @@ class TrainingStep:
         shape = (config.data.batch_size, config.model.n_ctx)
         seed = None if config.model.dropout == 0 else 0  # any will do
         inputs = self._buffers(shape)
-        self.optimizer.nonfinite.fill_(1)  # so that no update in here changes anything
+        self.optimizer.nonfinite.fill_(1)  # so that no update in here changes anything,
+        inputs.scalars.fill_(1)  # and none divides by zero
         variants: list[Variant] = [(True, False), (True, True)]
         if config.data.accumulation > 1:
             variants = [(True, False), (False, False), (False, True)]

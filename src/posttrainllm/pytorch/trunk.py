@@ -11,10 +11,11 @@ Letters of shapes: B batch, T time, N = B*T, C n_embd, H n_head, D = C / H, F wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,10 @@ from torch import Tensor
 
 from posttrainllm.pytorch.arena import Arenas
 from posttrainllm.pytorch.gpt import GPT
+from posttrainllm.pytorch.products import add_product
+
+LINEAR: Final = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+"""The linear layers of a layer."""
 
 Take = Callable[[Sequence[str], Sequence[Tensor] | None], None]
 """Is given gradients by name as they come, to put into their places; None where they are there already."""
@@ -112,12 +117,44 @@ class _Layer:
     g: Tensor
 
 
+class _Beside:
+    """A second stream for work that nothing waits for; on other devices than CUDA it is done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._reads: list[tuple[Tensor, ...]] = []
+        self._going: list[tuple[Any, list[tuple[Tensor, ...]]]] = []
+
+    @contextmanager
+    def __call__(self, *reads: Tensor) -> Iterator[None]:
+        """Run the block there, after what was started so far; ``reads`` is what it reads, which is kept until ``meet``."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._reads.append(reads)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def meet(self, behind: int) -> None:
+        """Let what follows wait for all blocks but those since the last ``behind`` calls."""
+        if self._stream is None:
+            return
+        self._going.append((self._stream.record_event(), self._reads))
+        self._reads = []
+        while len(self._going) > behind:
+            torch.cuda.current_stream().wait_event(self._going.pop(0)[0])
+
+
 class FusedTrunk:
     """Forward and backward of every layer, call by call; attention alone is left to autograd.
 
     A residual addition and the LayerNorm after it are one operation, in both directions, and biases' gradients are sums
     that the operations next to them take along. The sums of all vectors' gradients stand in one table of partial sums,
     in the order of the arena, and are added up once.
+
+    On CUDA the gradients of weights, which nothing waits for, run on a stream of their own beside what follows: small products leave
+    most of a card idle. What they read is kept until they are done.
     """
 
     def __init__(self, module: GPT, arenas: Arenas, operations: Any) -> None:
@@ -129,6 +166,8 @@ class FusedTrunk:
         self._eps = module.config.layer_norm_epsilon
         self._tables: dict[int, Tensor] = {}
         self._vectors = arenas.flat_grads[arenas.decayed :]
+        self._first = True
+        self._beside = _Beside(self._vectors.device)
         self._layers: list[_Layer] = []
         self._embedded: Tensor | None = None
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
@@ -151,25 +190,27 @@ class FusedTrunk:
         assert self._last is not None
         assert self._embedded is not None
         table = self._table(len(grad))
-        found: dict[str, Tensor] = {}
+        self._first = first
         count = len(self._layers)
         before = f"h.{count - 1}.mlp.c_proj.bias"
         grad = self._norm_backward("ln_f", grad, None, *self._last, before, table)
         for i in reversed(range(count)):
             before = f"h.{i - 1}.mlp.c_proj.bias" if i else ""
-            grad = self._layer_backward(f"h.{i}.", self._layers.pop(), grad, before, table, found)
+            grad = self._layer_backward(f"h.{i}.", self._layers.pop(), grad, before, table)
+            self._beside.meet(0 if take is not None else 1)
             if take is not None:
-                take(list(found), list(found.values()))
-                found = {}
-        self._gradients.put(list(found), list(found.values()), first)
-        (torch.sum(table, 0, out=self._vectors) if first else self._vectors.add_(table.sum(0)))
+                take([f"h.{i}.{part}.weight" for part in LINEAR], None)
+        with self._beside(table):
+            (torch.sum(table, 0, out=self._vectors) if first else self._vectors.add_(table.sum(0)))
         if take is not None:
+            self._beside.meet(0)
             take([name for name, p in self._p.items() if p.ndim < 2], None)
         embedding = {"wte.weight": self._module.wte.weight, "wpe.weight": self._module.wpe.weight}
         embedded, self._embedded, self._last = self._embedded, None, None
         grads = torch.autograd.grad(embedded, list(embedding.values()), grad.view_as(embedded))
         if take is None:
             self._gradients.put(list(embedding), grads, first)
+            self._beside.meet(0)
         else:
             take(list(embedding), grads)
 
@@ -199,26 +240,26 @@ class FusedTrunk:
         return y2, self._linear(name + "mlp.c_proj", g)
 
     def _layer_backward(
-        self, name: str, kept: _Layer, grad: Tensor, before: str, table: Tensor, found: dict[str, Tensor]
-    ) -> Tensor:  # fmt: skip
+        self, name: str, kept: _Layer, grad: Tensor, before: str, table: Tensor
+    ) -> Tensor:
         """From the gradient of a layer's end to that of its beginning; both of the residual stream, (N, C)."""
         # m = g W + b;  g = gelu(h);  h = f W + b;  f = layernorm(y2);  next y1 = y2 + m
-        dg = self._linear_backward(name + "mlp.c_proj", grad, kept.g, found)
+        dg = self._linear_backward(name + "mlp.c_proj", grad, kept.g)
         dh = self._ops.gelu_backward(
             dg, kept.h, self._tanh, self._cols(table, name + "mlp.c_fc.bias")
         )
-        df = self._linear_backward(name + "mlp.c_fc", dh, kept.f, found)
+        df = self._linear_backward(name + "mlp.c_fc", dh, kept.f)
         bias = name + "attn.c_proj.bias"
         grad = self._norm_backward(name + "ln_2", df, grad, kept.y2, *kept.norm2, bias, table)
         # y2 = y1 + o W + b;  o = attention(q, k, v);  q k v = a W + b;  a = layernorm(y1)
         o = kept.out.detach().transpose(1, 2).reshape(grad.shape)
-        do = self._linear_backward(name + "attn.c_proj", grad, o, found)
+        do = self._linear_backward(name + "attn.c_proj", grad, o)
         batch, _, time, _ = kept.out.shape
         do = do.view(batch, time, self._module.config.n_head, -1).transpose(1, 2)
         parts = torch.autograd.grad(kept.out, kept.qkv, do)
         q, k, v = (part.transpose(1, 2).reshape(grad.shape) for part in parts)
         dqkv = self._ops.join(q, k, v, self._cols(table, name + "attn.c_attn.bias"))
-        da = self._linear_backward(name + "attn.c_attn", dqkv, kept.a, found)
+        da = self._linear_backward(name + "attn.c_attn", dqkv, kept.a)
         return self._norm_backward(name + "ln_1", da, grad, kept.y1, *kept.norm1, before, table)
 
     # ---- its parts ----------------------------------------------------------------------------
@@ -248,12 +289,12 @@ class FusedTrunk:
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return torch.addmm(self._p[name + ".bias"], x, self._p[name + ".weight"])
 
-    def _linear_backward(
-        self, name: str, grad: Tensor, x: Tensor, found: dict[str, Tensor]
-    ) -> Tensor:
-        """dx = dy W^T;  dW = x^T dy. The bias's gradient comes from who made dy."""
-        found[name + ".weight"] = x.T @ grad
-        return grad @ self._p[name + ".weight"].T
+    def _linear_backward(self, name: str, grad: Tensor, x: Tensor) -> Tensor:
+        """dx = dy W^T;  dW = x^T dy, into its place. The bias's gradient comes from who made dy."""
+        weight = name + ".weight"
+        with self._beside(x, grad):
+            add_product(self._gradients.views[weight], x.T, grad, self._first)
+        return grad @ self._p[weight].T
 
     # ---- partial sums of the gradients of vectors ---------------------------------------------
 
