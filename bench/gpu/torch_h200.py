@@ -132,7 +132,7 @@ def kernels() -> dict[str, Any]:
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-         *(["-k", GIVEN.k] if GIVEN.k else []), str(root / "tests/test_cuda.py")],
+         *(["-k", GIVEN.k] if GIVEN.k else []), str(root / "tests/test_cuda.py"), str(root / "tests/test_triton_kernels.py")],
         capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout[-6000:], done.stderr[-1000:], flush=True)

@@ -1,7 +1,8 @@
 """What a layer needs besides matrix products and attention, in PyTorch's own calls: the definitions.
 
-What this is: five operations, each joined with what stands next to it in a layer, so that a tensor is read once.
-``trunk_kernels.py`` holds the same five for CUDA, in Triton; tests hold those to these, and these to autograd.
+What this is: five operations, each joined with what stands next to it in a layer, so that a tensor is read once, and the gradient of
+an embedding table. ``trunk_kernels.py`` and ``embedding_kernels.py`` hold the same for CUDA, in Triton; tests hold those to these, and
+these to autograd.
 What this is not: a layer (``trunk.py``).
 
 Gradients of vectors (biases, LayerNorms) come as partial sums: ``parts(n)`` rows of them for n rows of activations,
@@ -88,3 +89,17 @@ def join(query: Tensor, key: Tensor, value: Tensor, sum_cols: Tensor) -> Tensor:
     out = torch.cat((query, key, value), 1)
     sum_cols.copy_(out.sum(0, keepdim=True))
     return out
+
+
+def token_order(tokens: Tensor) -> Tensor:
+    """What ``embedding_backward`` wants to know of tokens (B, T): here the tokens themselves, (N,)."""
+    return tokens.flatten()
+
+
+def embedding_backward(grad: Tensor, order: Tensor, table: Tensor) -> None:
+    """Add every row of the gradient to its token's row of the table's gradient.
+
+    Shapes: grad (N, C); order, as ``token_order`` gave it; table (V, C), in the type of grad or a wider one.
+    Accumulates: table.
+    """
+    table.index_add_(0, order, grad.to(table.dtype))

@@ -47,30 +47,14 @@ class Trunk(Protocol):
         ...
 
 
-class _Gradients:
-    """Where gradients go. With tied weights the head wrote first, so the embedding's is added."""
-
-    def __init__(self, module: GPT, arenas: Arenas) -> None:
-        self.views = arenas.padded_views(arenas.flat_grads)
-        self._added = "wte.weight" if module.config.tied else ""
-
-    def put(self, names: Sequence[str], grads: Sequence[Tensor], first: bool) -> None:
-        """Write or add tensors of one type."""
-        places = [self.views[name] for name in names if name != self._added]
-        values = [g for name, g in zip(names, grads, strict=True) if name != self._added]
-        if places:
-            (torch._foreach_copy_ if first else torch._foreach_add_)(places, values)
-        if self._added in names:
-            self.views[self._added].add_(grads[names.index(self._added)])
-
-
 class AutogradTrunk:
     """The module as it is, differentiated by autograd."""
 
     def __init__(self, module: GPT, arenas: Arenas) -> None:
         """The module's parameters are views of the working arena."""
         self._module = module
-        self._gradients = _Gradients(module, arenas)
+        self._views = arenas.padded_views(arenas.flat_grads)
+        self._added = "wte.weight" if module.config.tied else ""  # the head wrote it first
         named = {n: p for n, p in module.named_parameters() if n != "lm_head.weight"}
         self._names, self._parameters = list(named), list(named.values())
         self._hidden: Tensor | None = None
@@ -94,7 +78,14 @@ class AutogradTrunk:
         finally:
             self._take = None
         if take is None:
-            self._gradients.put(self._names, grads, first)
+            self._put(grads, first)
+
+    def _put(self, grads: Sequence[Tensor], first: bool) -> None:
+        places = [self._views[name] for name in self._names if name != self._added]
+        values = [g for name, g in zip(self._names, grads, strict=True) if name != self._added]
+        (torch._foreach_copy_ if first else torch._foreach_add_)(places, values)
+        if self._added:
+            self._views[self._added].add_(grads[self._names.index(self._added)])
 
     def _came(self, name: str, grad: Tensor) -> None:
         if self._take is not None:
@@ -161,7 +152,7 @@ class FusedTrunk:
         """``operations`` is the module ``calls`` or ``trunk_kernels``."""
         self._module, self._arenas, self._ops = module, arenas, operations
         self._p = {name: p.detach() for name, p in module.named_parameters()}
-        self._gradients = _Gradients(module, arenas)
+        self._views = arenas.padded_views(arenas.flat_grads)
         self._tanh = module.config.activation == "gelu_new"
         self._eps = module.config.layer_norm_epsilon
         self._tables: dict[int, Tensor] = {}
@@ -169,26 +160,28 @@ class FusedTrunk:
         self._first = True
         self._beside = _Beside(self._vectors.device)
         self._layers: list[_Layer] = []
-        self._embedded: Tensor | None = None
+        self._order: Any = None
+        self._time = 0
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See ``Trunk``."""
         module, (batch, time) = self._module, tokens.shape
-        with torch.enable_grad():
-            self._embedded = module.wte(tokens) + module.wpe.weight[:time]
-        x, delta = self._embedded.detach().flatten(0, 1), None
-        self._layers = []
+        with self._beside(tokens):
+            self._order = self._ops.token_order(tokens)
+        embedded = F.embedding(tokens, self._p["wte.weight"]) + self._p["wpe.weight"][:time]
+        x, delta = embedded.flatten(0, 1), None
+        self._layers, self._time = [], time
         for i in range(module.config.n_layer):
             x, delta = self._layer(f"h.{i}.", x, delta, (batch, time))
         y, hidden, *norm = self._norm("ln_f", x, delta)
         self._last = (y, norm[0], norm[1])
+        self._beside.meet(0)
         return hidden
 
     def backward(self, grad: Tensor, first: bool, take: Take | None = None) -> None:
         """See ``Trunk``."""
         assert self._last is not None
-        assert self._embedded is not None
         table = self._table(len(grad))
         self._first = first
         count = len(self._layers)
@@ -205,14 +198,25 @@ class FusedTrunk:
         if take is not None:
             self._beside.meet(0)
             take([name for name, p in self._p.items() if p.ndim < 2], None)
-        embedding = {"wte.weight": self._module.wte.weight, "wpe.weight": self._module.wpe.weight}
-        embedded, self._embedded, self._last = self._embedded, None, None
-        grads = torch.autograd.grad(embedded, list(embedding.values()), grad.view_as(embedded))
-        if take is None:
-            self._gradients.put(list(embedding), grads, first)
-            self._beside.meet(0)
+        self._embedding_backward(grad)
+        self._beside.meet(0)
+        self._order = self._last = None
+        if take is not None:
+            take(["wte.weight", "wpe.weight"], None)
+
+    def _embedding_backward(self, grad: Tensor) -> None:
+        """Shapes: grad (B T, C)."""
+        tokens, positions = self._views["wte.weight"], self._views["wpe.weight"]
+        if self._first and not self._module.config.tied:  # else the head wrote it
+            tokens.zero_()
+        self._ops.embedding_backward(grad, self._order, tokens)
+        each = grad.view(-1, self._time, grad.shape[1])
+        used = positions[: self._time]
+        if self._first:
+            torch.sum(each, 0, dtype=used.dtype, out=used)
+            positions[self._time :].zero_()
         else:
-            take(list(embedding), grads)
+            used.add_(each.sum(0, dtype=used.dtype))
 
     # ---- a layer ------------------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class FusedTrunk:
         """dx = dy W^T;  dW = x^T dy, into its place. The bias's gradient comes from who made dy."""
         weight = name + ".weight"
         with self._beside(x, grad):
-            add_product(self._gradients.views[weight], x.T, grad, self._first)
+            add_product(self._views[weight], x.T, grad, self._first)
         return grad @ self._p[weight].T
 
     # ---- partial sums of the gradients of vectors ---------------------------------------------
@@ -306,6 +310,6 @@ class FusedTrunk:
         return self._tables[rows]
 
     def _cols(self, table: Tensor, name: str) -> Tensor:
-        view = self._gradients.views[name]
+        view = self._views[name]
         start = view.storage_offset() - self._vectors.storage_offset()
         return table[:, start : start + view.numel()]

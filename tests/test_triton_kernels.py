@@ -1,0 +1,164 @@
+"""Triton's kernels against PyTorch's calls: on a CUDA card where there is one, else on the CPU in Triton's interpreter (``conftest.py``).
+
+The interpreter runs a kernel's program line by line, so it says whether the program is right, not whether a card's compiler keeps it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from needs import require
+
+torch = require("torch")
+require("triton")
+
+from posttrainllm.pytorch import calls, embedding_kernels, kernels, optim, trunk_kernels  # noqa: E402
+from posttrainllm.pytorch import loss as by_calls  # noqa: E402
+from posttrainllm.pytorch.arena import Arenas  # noqa: E402
+from torch_cases import config_of  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LARGE = [(512, 48, 192), (3001, 96, 300), (4096, 768, 3072)] if DEVICE == "cuda" else []
+
+# Interpreted exponentials overflow to infinity with a word of numpy's, as they do on a card without one.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n_vocab", "padded"), [(256, 256), (1000, 1024), (50257, 50304)])
+def test_cross_entropy_kernel_is_that_of_the_calls(dtype: Any, n_vocab: int, padded: int) -> None:
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(37, padded, device=DEVICE)).to(dtype)
+    targets = torch.randint(0, n_vocab, (37,), device=DEVICE, dtype=torch.int32)
+    targets[5:9] = -1
+    scale = torch.tensor(0.25, device=DEVICE)
+    wanted, grads = by_calls.cross_entropy(logits.double(), targets, scale.double(), n_vocab)
+    got, found = kernels.cross_entropy(logits.clone(), targets, scale, n_vocab)
+    assert abs(got.item() - wanted.item()) <= 1e-6 * wanted.item()
+    limit = 2**-8 if dtype == torch.bfloat16 else 1e-6
+    assert (found.double() - grads).abs().max() <= limit * 0.25
+    assert not found[:, n_vocab:].any()
+    logits[0, 3] = torch.nan
+    assert kernels.cross_entropy(logits, targets, scale, n_vocab)[0].isnan()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_update_kernels_are_those_of_the_calls(kind: str, bad: bool) -> None:
+    config = config_of(optimizer__kind=kind)
+    muon = optim.muon_names(config.model) if kind == "muon" else frozenset()
+    found = []
+    for module in (None, kernels):
+        torch.manual_seed(1)
+        arenas = Arenas(
+            config.model, device=torch.device(DEVICE), working=torch.bfloat16, apart=muon
+        )
+        for arena in (arenas.flat_params, arenas.flat_grads, arenas.flat_m):
+            arena.normal_()
+        arenas.flat_v.uniform_()
+        arenas.refresh_working()
+        if bad:
+            arenas.flat_grads[100] = torch.inf
+        optimizer = optim.Optimizer(arenas, config.optimizer, module)
+        scalars = torch.tensor([1.0, 1e-2, 0.1, 0.05], device=DEVICE)
+        before = arenas.flat_params.clone()
+        optimizer.step(scalars, torch.tensor(2.5, device=DEVICE))
+        flat = (arenas.flat_params, arenas.flat_m, arenas.flat_v)
+        found.append([*flat, optimizer.ring[0], arenas.flat_working.float()])
+        assert torch.equal(before, arenas.flat_params) == bad
+        rounded = arenas.flat_params.bfloat16()
+        if DEVICE == "cuda" or module is None:
+            assert torch.equal(arenas.flat_working, rounded)
+        else:  # the interpreter cuts bits off
+            assert torch.allclose(arenas.flat_working, rounded, rtol=2**-7, atol=0)
+    for one, two in zip(*found, strict=True):
+        assert torch.allclose(
+            one, two, rtol=1e-2 if one is found[0][-1] else 1e-5, atol=1e-6, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "width", "inner"),
+    [(7, 20, 36), (301, 48, 100), *LARGE],
+)
+def test_fused_kernels_are_those_of_the_calls(
+    dtype: Any, rows: int, width: int, inner: int
+) -> None:
+    torch.manual_seed(0)
+    limit = 2e-5 if dtype == torch.float32 else 2**-7
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(*shape, device=DEVICE).to(dtype)
+
+    def check(got: Any, wanted: Any, limit: float = limit) -> None:
+        assert got.isfinite().all()
+        assert (got.double() - wanted.double()).abs().max() <= limit * wanted.abs().max()
+
+    def table(columns: int) -> tuple[Any, Any]:
+        count = trunk_kernels.parts(rows)
+        return (
+            torch.full((count, columns), 7.0, device=DEVICE),
+            torch.zeros(1, columns, device=DEVICE, dtype=torch.float64),
+        )
+
+    weight, bias = draw(width), draw(width)
+    for delta in (None, draw(rows, width)):
+        x, grad, residual = draw(rows, width) + 1, draw(rows, width), draw(rows, width)
+        y, out, mean, rstd = trunk_kernels.layernorm(x, delta, weight, bias, 1e-5)
+        double = [None if one is None else one.double() for one in (x, delta, weight, bias)]
+        for got, wanted in zip((y, out, mean, rstd), calls.layernorm(*double, 1e-5), strict=True):
+            check(got, wanted)
+        for along in (None, residual):
+            ours, theirs = table(3 * width)
+            results = []
+            for module, cols, kind in (
+                (trunk_kernels, ours, lambda one: one),
+                (calls, theirs, lambda one: None if one is None else one.double()),
+            ):
+                cut = cols[:, :width], cols[:, width : 2 * width], cols[:, 2 * width :]
+                given = (grad, along, y, mean, rstd, weight)
+                results.append(module.layernorm_backward(*map(kind, given), *cut))
+            check(*results)
+            check(ours.sum(0), theirs[0], 4 * limit)
+    for tanh in (True, False):
+        h, grad = 3 * draw(rows, inner), draw(rows, inner)
+        check(trunk_kernels.gelu(h, tanh), calls.gelu(h.double(), tanh))
+        ours, theirs = table(inner)
+        got = trunk_kernels.gelu_backward(grad, h, tanh, ours)
+        check(got, calls.gelu_backward(grad.double(), h.double(), tanh, theirs))
+        check(ours.sum(0), theirs[0], 4 * limit)
+    ours, theirs = table(3 * width)
+    parts = [draw(rows, width) for _ in range(3)]
+    wanted = calls.join(*(one.double() for one in parts), theirs)
+    assert torch.equal(trunk_kernels.join(*parts, ours).double(), wanted)
+    check(ours.sum(0), theirs[0], 4e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "n_vocab", "width"),
+    [(1, 5, 20), (32, 3, 16), (33, 1, 48), (31, 2, 8), (700, 2, 300), (1024, 256, 96), (900, 900, 64)],
+)  # fmt: skip
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_embedding_kernel_adds_every_row_to_its_token(
+    dtype: Any, rows: int, n_vocab: int, width: int, common: float
+) -> None:
+    torch.manual_seed(rows)
+    grad = torch.randn(rows, width, device=DEVICE).to(dtype)
+    tokens = torch.randint(0, n_vocab, (rows,), device=DEVICE, dtype=torch.int32)
+    tokens[torch.rand(rows, device=DEVICE) < common] = n_vocab // 2
+    table = torch.randn(n_vocab + 3, width, device=DEVICE)
+    wanted, size = table.double(), table.double().abs()
+    calls.embedding_backward(grad.double(), calls.token_order(tokens), wanted)
+    calls.embedding_backward(grad.double().abs(), calls.token_order(tokens), size)
+    found = []
+    for _ in range(2):
+        got = table.clone()
+        order = embedding_kernels.token_order(tokens[None])
+        embedding_kernels.embedding_backward(grad, order, got)
+        found.append(got)
+    assert torch.equal(*found)
+    assert ((found[0].double() - wanted).abs() / size.clamp(min=1e-30)).max() <= 16 * 2**-23
