@@ -6,6 +6,7 @@ tests/test_torch_step.py, the kernels one by one in tests/test_triton_kernels.py
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from posttrainllm.training.engine_choice import initial_parameters, training_eng
 torch = require("torch")
 
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
+from posttrainllm.pytorch.recording import recording  # noqa: E402
 from torch_cases import random_batch, scalars_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, when it compiles
@@ -30,6 +32,12 @@ def config_of(preset: str = "tiny", **settings: object) -> TrainConfig:
     given = {name.replace("__", "."): value for name, value in settings.items()}
     first = {"engine.name": "torch"} | ({"engine.triton": "on"} if CARD else {})
     return replace(load_config(preset), {**first, **given})
+
+
+def on_processor(config: TrainConfig) -> TrainConfig:
+    return replace(
+        config, {"engine.device": "cpu", "engine.compile": "off", "engine.triton": "auto"}
+    )
 
 
 def opened(config: TrainConfig) -> TorchEngine:
@@ -99,14 +107,7 @@ else:
         )  # fmt: skip
         both = []
         for device in ("cuda", "cpu"):
-            one = (
-                replace(
-                    config,
-                    {"engine.device": device, "engine.compile": "off", "engine.triton": "auto"},
-                )
-                if device == "cpu"
-                else config
-            )
+            one = on_processor(config) if device == "cpu" else config
             engine = opened(one)
             for step in range(1, 31):
                 for part in range(accumulation):
@@ -170,7 +171,7 @@ else:
 
     def test_batches_of_another_shape_run_without_a_graph() -> None:
         config = config_of(engine__precision="float32")
-        engine, other = opened(config), opened(replace(config, {"engine.device": "cpu"}))
+        engine, other = opened(config), opened(on_processor(config))
         batch = random_batch(config, rows=5)
         short = Batch(batch.tokens[:, :7], batch.targets[:, :7])
         for one in (batch, short):
@@ -181,9 +182,18 @@ else:
                 found.append(each.results())
             assert drift(*found) <= 1e-5
 
+    def test_pythons_collector_rests_while_calls_are_recorded() -> None:
+        given = torch.zeros(3, device="cuda")
+        with recording() as graph:
+            assert not gc.isenabled()
+            given += 1
+        assert gc.isenabled()
+        graph.replay()
+        assert given.tolist() == [1, 1, 1]
+
     def test_written_tokens_are_those_of_the_processor() -> None:
         config = config_of("small", engine__precision="float32")
-        engine, other = opened(config), opened(replace(config, {"engine.device": "cpu"}))
+        engine, other = opened(config), opened(on_processor(config))
         for rows, lengths in ((1, [5]), (3, [1, 9, 4]), (1, [2])):
             tokens = random_batch(config, rows=rows).tokens
             filled = np.array(lengths, np.int32)

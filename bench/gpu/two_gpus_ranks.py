@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -38,6 +39,7 @@ ROWS = {"gpt2": 32, "behemoth": 16, "tiny": 4}  # a GPU
 CUDA = torch.cuda.is_available()
 TRITON = {"engine.triton": "on"} if CUDA else {}  # however few the steps
 LAYERS = ["one", "ddp", "ddp-one-bucket"]  # written out with fused kernels
+ONLY = os.environ.get("VARIANTS", "").split(",")  # for a shorter call: some of the following
 VARIANTS = {
     "gpt2": [*LAYERS, "fsdp", "one-compiled", "ddp-compiled", "fsdp-compiled"],
     "behemoth": [*LAYERS, "fsdp", "fsdp-compiled"],
@@ -152,6 +154,8 @@ def parity(preset: str, group: Group, found: dict[str, Any]) -> None:
 def speed(preset: str, group: Group, found: dict[str, Any], save: Callable[[], None]) -> None:
     """Steps of one card, of two replicas, of two shards: as many rows on every card."""
     for name in VARIANTS[preset]:
+        if any(ONLY) and name not in ONLY:
+            continue
         count = 1 if name.startswith("one") else 2
         flags = {
             "engine.name": "torch", "engine.precision": "bf16" if CUDA else "auto",

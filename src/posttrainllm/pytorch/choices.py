@@ -24,11 +24,13 @@ Precision = Literal["float32", "tf32", "bf16"]
 COMPILE_SECONDS: Final = 15.0
 """What importing the compiler and translating one block and its gradients takes, in seconds, with room to spare."""
 
-TRITON_SECONDS: Final = 4.0
+TRITON_SECONDS: Final = 6.0
 """What importing Triton, translating a dozen kernels and checking them takes, in seconds, where it is done for the first time."""
 
-TRITON_GAIN: Final[tuple[float, float]] = (0.25, 0.45)
-"""Shares that the kernels save of the time that arithmetic takes, and of the time that starting kernels takes."""
+TRITON_GAIN: Final[tuple[float, float]] = (0.35, 0.85)
+"""Shares that the kernels save of the two times of ``step_seconds``.
+
+Measured on one H200: from 93.9 to 57 ms a step at GPT-2 124M, from 0.59 to 0.25 ms at small."""
 
 GAIN: Final[tuple[float, float]] = (0.06, 0.2)
 """Shares that torch.compile saves of the time that arithmetic takes, and of the time that starting kernels takes.

@@ -308,8 +308,10 @@ class TorchEngine:
             return _array(self._writer.decode(self._tokens(tokens[:, None])[:, 0]))
 
     def close(self) -> None:
-        """Free the caches; the rest goes with the engine."""
+        """Free caches and graphs; the rest goes with the engine."""
         self._writer.forget()
+        if self._training:
+            self._step.forget_graphs()
 
     def _check_tokens(self, tokens: I32) -> None:
         """Raise EngineError for ids that are none: one such kills a whole CUDA context."""

@@ -28,6 +28,7 @@ from posttrainllm.pytorch.arena import Arenas, Views
 from posttrainllm.pytorch.gpt import GPT
 from posttrainllm.pytorch.loss import CrossEntropy, head_loss
 from posttrainllm.pytorch.optim import RING, SCALARS, Optimizer
+from posttrainllm.pytorch.recording import recording
 from posttrainllm.pytorch.trunk import Trunk
 
 SLOTS = 8  # pinned buffers: how many steps the host may be ahead of the device
@@ -208,10 +209,9 @@ class TrainingStep:
                     for _ in range(2):
                         self._run(inputs, variant)
                 torch.cuda.current_stream().wait_stream(side)
-                graph = torch.cuda.CUDAGraph()
                 # NCCL's watchdog asks the driver from a thread of its own, which would spoil the recording.
                 mode = "global" if self._reduce is None else "thread_local"
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
+                with recording(self._pool, mode) as graph:
                     self._run(inputs, variant)
             self._pool = self._pool or graph.pool()
             self._graphs[shape, variant] = graph

@@ -3,6 +3,9 @@
 A program walks over tiles of rows; what it adds up over rows stays in registers until its last tile. The number of
 programs is fixed by the number of rows, so sums do not depend on timing. Sums and statistics are float32.
 
+Rows are taken from the last to the first. The matrix products before and after go from the first to the last, so what was written last is
+read first, while it is still in the L2 cache.
+
 Loads of the next tiles run while one is computed (``num_stages``): without, half of the memory's speed was reached. Sizes of tiles were
 measured on an H200 at GPT-2's sizes (docs/log.md).
 """
@@ -39,12 +42,18 @@ def _tile(rows: int, width: int, numbers: int = TILE) -> tuple[int, int]:
 
 
 @triton.jit
+def _backwards():
+    """Number of this program, counted from the last."""
+    return tl.num_programs(0) - 1 - tl.program_id(0)
+
+
+@triton.jit
 def _layernorm(
     x, delta, weight, bias, y, out, mean, rstd, n, eps,
     C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows a program."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    rows = _backwards().to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < n)[:, None] & (columns < C)[None, :]
     at = rows[:, None] * C + columns[None, :]
@@ -98,7 +107,7 @@ def _layernorm_backward(
     of_bias = tl.zeros([ROWS, BLOCK], tl.float32)
     of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     for turn in tl.range(0, TIMES, num_stages=STAGES):
-        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        rows = ((TIMES - 1 - turn) * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
         inside = (rows < n)[:, None] & (columns < C)[None, :]
         at = rows[:, None] * C + columns[None, :]
         g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
@@ -161,7 +170,7 @@ def _gelu_parts(x, TANH: tl.constexpr):
 @triton.jit
 def _gelu(x, out, n, TANH: tl.constexpr, BLOCK: tl.constexpr):
     """One block of numbers a program."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = _backwards().to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
     share, _ = _gelu_parts(value, TANH)
     tl.store(out + at, (value * share).to(out.dtype.element_ty), mask=at < n)
@@ -185,7 +194,7 @@ def _gelu_backward(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     for turn in tl.range(0, TIMES, num_stages=STAGES):
-        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        rows = ((TIMES - 1 - turn) * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
         inside = (rows < n)[:, None] & (columns < F)[None, :]
         at = rows[:, None] * F + columns[None, :]
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -222,7 +231,7 @@ def _join(
     which = tl.program_id(2)
     of_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     for turn in range(TIMES):
-        rows = (turn * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
+        rows = ((TIMES - 1 - turn) * PROGRAMS + program) * ROWS + tl.arange(0, ROWS)
         inside = (rows < n)[:, None] & (columns < C)[None, :]
         at = rows[:, None] * C + columns[None, :]
         if which == 0:

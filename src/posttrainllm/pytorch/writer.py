@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from posttrainllm.pytorch.gpt import GPT, Cache
+from posttrainllm.pytorch.recording import recording
 
 ALLOWED = 1e-3  # how far a graph's logits may be from those of its calls, as a share of the largest
 KEPT = 4  # how many numbers of rows have a cache and a graph kept on CUDA
@@ -119,8 +120,7 @@ class Writer:
             for _ in range(2):
                 self._next(tokens, cache)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with recording() as graph:
             logits = self._next(tokens, cache)
             cache.lengths += 1
         return _Recorded(graph, tokens, logits)
