@@ -38,8 +38,7 @@ from posttrainllm.lab.cost import step_bytes, step_flops
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
 
 BEGAN = time.monotonic()
-GIVEN = argparse.Namespace()
-GPT2 = ("data.batch_size=32",)  # of 1,024 tokens
+GIVEN = argparse.Namespace(rows=32)
 ROUNDS = 12
 
 
@@ -49,8 +48,10 @@ def within(seconds: float) -> bool:
 
 
 def config_of(preset: str, *settings: str) -> TrainConfig:
+    """As for a long run; GPT-2 with the rows of the command line."""
     given = () if any("engine.triton" in one for one in settings) else ("engine.triton=on",)
-    return load_config(preset, overrides=(*settings, *given), flags={"engine.name": "torch"})
+    rows = (f"data.batch_size={GIVEN.rows}",) if preset == "gpt2" else ()
+    return load_config(preset, overrides=(*rows, *settings, *given), flags={"engine.name": "torch"})
 
 
 def opened(config: TrainConfig) -> Any:
@@ -202,7 +203,7 @@ def dropout() -> dict[str, Any]:
 
 CASES: list[tuple[str, str, tuple[str, ...]]] = [
     (preset, f"{precision} {form}",
-     (f"engine.precision={precision}", *settings, *(GPT2 if preset == "gpt2" else ())))
+     (f"engine.precision={precision}", *settings))
     for precision in ("bf16", "float32", "tf32")
     for form, settings in FORMS.items()
     for preset in ("small", "medium", "large", "xl", "huge", "mega", "gpt2")
@@ -296,7 +297,7 @@ def levers() -> dict[str, Any]:
         module.attention_kernels = lambda model, kernels_=kernels_: kernels_
         try:
             print("lever", name, end=" ")
-            found[name] = step_times(config_of("gpt2", *GPT2, "engine.compile=off"))["median_ms"]
+            found[name] = step_times(config_of("gpt2", "engine.compile=off"))["median_ms"]
         finally:
             module.attention_kernels = usual
     return found
@@ -378,6 +379,7 @@ def main() -> None:
     parser.add_argument("--forms", default="")
     parser.add_argument("--k", default="", help="which tests of the part kernels, as pytest's -k")
     parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens at GPT-2's size")
     parser.parse_args(namespace=GIVEN)
     GIVEN.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], dict[str, Any]]] = {

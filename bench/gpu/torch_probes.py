@@ -26,7 +26,7 @@ def profile(
     import torch
 
     found: dict[str, Any] = {}
-    for preset, settings in (("small", ()), ("gpt2", ("data.batch_size=32",))):
+    for preset, settings in (("small", ()), ("gpt2", ())):
         for form, setting in FORMS.items():
             if not within(25):
                 continue
