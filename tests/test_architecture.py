@@ -52,6 +52,7 @@ TABLE = {
         ("config", "program", "text", "machine", "errors"),
     ),
     "training": Row(("training",), (ABOVE,)),
+    "notebook": Row(("notebook",), (ABOVE,)),
     "web": Row(("export_web", "export_site", "site_terms"), (ABOVE,)),
     "api": Row(("api",), (ABOVE,)),
     "lab": Row(("lab",), (ABOVE,)),
