@@ -33,7 +33,7 @@ class Row:
 
 TABLE = {
     "errors": Row(("errors",), ()),
-    "machine": Row(("machine", "storage"), ("errors",)),
+    "machine": Row(("machine", "storage", "figures"), ("errors",)),
     "config": Row(
         ("settings", "shape", "presets", "engine_settings", "sections", "config"), ("errors",)
     ),

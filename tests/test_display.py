@@ -12,7 +12,7 @@ from rich.text import Text
 from display_cases import a_record, a_start
 from posttrainllm.cli.area import LiveArea
 from posttrainllm.cli.frame import frame, wrapped
-from posttrainllm.cli.progress import Progress
+from posttrainllm.training.progress import Progress
 
 
 class Clock:
@@ -104,9 +104,12 @@ def test_progress_keeps_a_curve_of_bounded_length_over_the_whole_run():
     progress = Progress(a_start())
     for step in range(1, 10_001):
         progress.add(a_record(step, 10_000.0 - step))
-    assert 512 <= len(progress.curve) <= 1024
-    assert progress.curve == sorted(progress.curve, reverse=True)
-    assert progress.curve[0] > 9_900
+    curve = progress.curve
+    assert 512 <= len(curve.y) == len(curve.x) <= 1024
+    assert curve.y == sorted(curve.y, reverse=True)
+    assert curve.x == sorted(curve.x)
+    assert curve.y[0] > 9_900
+    assert curve.x[0] < 100
     assert progress.loss == pytest.approx(9.5)
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from display_cases import COUNTING, a_record, a_start
-from posttrainllm.cli.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.cli.plain import PlainLines
-from posttrainllm.cli.plot import BLOCKS, Curve, plot, smooth, sparkline
-from posttrainllm.cli.report import start_rows, start_warnings, suggestions
+from posttrainllm.cli.plot import BLOCKS, plot, sparkline
+from posttrainllm.cli.report import suggestions
 from posttrainllm.cli.table import Column, fitting
+from posttrainllm.figures import about, brief, clock, counted, one_line, printable
+from posttrainllm.runs.curves import Curve, smooth
 from posttrainllm.text.likeness import Copy, WordShare
 from posttrainllm.training.observer import Outcome
+from posttrainllm.training.report import start_rows, start_warnings
 from posttrainllm.training.writing import Verdict
 
 # ---- curves -----------------------------------------------------------------------------------------

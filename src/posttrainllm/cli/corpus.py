@@ -21,9 +21,9 @@ def corpus(
     """Check a text: size, split, what counting reaches on it, and whether a preset fits it."""
     import numpy as np
 
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import WARNINGS, fields
     from posttrainllm.config import load_config
+    from posttrainllm.figures import one_line
     from posttrainllm.text.corpus import open_corpus
     from posttrainllm.text.counting import lines as counting_lines
     from posttrainllm.training.writing import memorisation_warning, show_ratio

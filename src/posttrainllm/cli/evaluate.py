@@ -32,9 +32,9 @@ def evaluate(
 ) -> None:
     """Measure a model: its loss, real words and copied text."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import EngineConfig
+    from posttrainllm.figures import one_line
     from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)

@@ -35,9 +35,9 @@ def import_(
 ) -> None:
     """Make a run of somebody else's model, to write with it or to train it on."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.report import command, where
     from posttrainllm.cli.terminal import fields, say
+    from posttrainllm.figures import one_line
     from posttrainllm.training.importing import import_model
 
     folder = runs_dir or Path(RUNS_DIR)
@@ -119,8 +119,8 @@ def export_(
 ) -> None:
     """Write a model as files for others, read them again and compare."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import fields, say
+    from posttrainllm.figures import one_line
     from posttrainllm.storage import show_bytes
     from posttrainllm.training.exporting import export_model
 

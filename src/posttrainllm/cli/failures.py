@@ -73,8 +73,8 @@ def explain(error: Exception) -> tuple[str, str, int]:
 
 def _tell(message: str, hint: str = "") -> None:
     """Write one line, and the hint on a second one, to standard error."""
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.terminal import say
+    from posttrainllm.figures import one_line
 
     with contextlib.suppress(OSError):
         sys.stdout.flush()

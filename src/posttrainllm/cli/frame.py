@@ -16,11 +16,11 @@ from __future__ import annotations
 from rich.cells import chop_cells
 from rich.text import Text
 
-from posttrainllm.cli.figures import brief, clock, printable
 from posttrainllm.cli.plot import sparkline
-from posttrainllm.cli.progress import Progress
+from posttrainllm.figures import brief, clock, printable
 from posttrainllm.machine import process_memory
 from posttrainllm.storage import show_bytes
+from posttrainllm.training.progress import Progress
 
 SAMPLE_LINES = 6
 WIDEST = 72  # columns used, so that most changes of a terminal's width break no line
@@ -57,7 +57,7 @@ def _loss(progress: Progress, room: int) -> Text:
         return _row("loss", "-")
     # The counting lines are of the validation text: as soon as its loss is known, only that is compared.
     stands = progress.stands(loss) if progress.val_loss is None else ""
-    curve = sparkline(progress.curve, min(WIDEST_CURVE, room - 16 - len(stands)))
+    curve = sparkline(progress.curve.y, min(WIDEST_CURVE, room - 16 - len(stands)))
     return _row("loss", f"{loss:.3f}", (f"  {curve}" if curve else "", "cyan"), (f"  {stands}", ""))
 
 

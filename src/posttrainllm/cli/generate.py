@@ -130,8 +130,8 @@ def generate(
 
 def _print_texts(pieces: Iterable[Piece], prompts: Sequence[str], seeds: Sequence[int]) -> None:
     """Show the first text as it is written and the others after it; several get a line of their own above each."""
-    from posttrainllm.cli.figures import printable
     from posttrainllm.cli.terminal import is_terminal, say
+    from posttrainllm.figures import printable
 
     show = printable if is_terminal(sys.stdout) else str
     waiting = [""] * len(prompts)

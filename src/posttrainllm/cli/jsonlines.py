@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posttrainllm.cli.report import start_warnings
 from posttrainllm.cli.watcher import Watcher
 from posttrainllm.config import settings_of
 from posttrainllm.runs.trainer_state import finite
 from posttrainllm.training.observer import Outcome, Record
+from posttrainllm.training.report import start_warnings
 
 
 class JsonLines(Watcher):

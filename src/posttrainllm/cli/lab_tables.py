@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from posttrainllm.cli.figures import clock, one_line
 from posttrainllm.cli.table import Column, print_table
 from posttrainllm.cli.terminal import fields, say
+from posttrainllm.figures import clock, one_line
 
 if TYPE_CHECKING:
     from posttrainllm.lab.bench import Bench

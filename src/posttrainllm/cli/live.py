@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from posttrainllm.cli.area import LiveArea, terminal_size
-from posttrainllm.cli.figures import one_line
 from posttrainllm.cli.frame import frame
 from posttrainllm.cli.report import show_end, show_start
 from posttrainllm.cli.terminal import in_foreground, say
 from posttrainllm.cli.watcher import Watcher
+from posttrainllm.figures import one_line
 from posttrainllm.training.observer import Outcome
 
 PERIOD_S = 0.25

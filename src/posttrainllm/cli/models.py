@@ -73,8 +73,8 @@ def _list(cards: list[Card]) -> None:
 
 
 def _show(card: Card) -> None:
-    from posttrainllm.cli.figures import clock, counted, one_line, printable
     from posttrainllm.cli.terminal import fields, say
+    from posttrainllm.figures import clock, counted, one_line, printable
     from posttrainllm.storage import show_bytes
 
     say((card.name, "bold"), f"  {card.title}")

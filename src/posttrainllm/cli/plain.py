@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posttrainllm.cli.figures import clock, one_line
-from posttrainllm.cli.report import show_end, show_sample, show_start, start_warnings
+from posttrainllm.cli.report import show_end, show_sample, show_start
 from posttrainllm.cli.terminal import say
 from posttrainllm.cli.watcher import Watcher
+from posttrainllm.figures import one_line
 from posttrainllm.training.observer import Outcome, Record
-
-LINES = 20  # of progress, about: what a log can bear
+from posttrainllm.training.report import start_warnings, step_line
 
 
 class Quiet(Watcher):
@@ -40,21 +39,9 @@ class PlainLines(Watcher):
         """See ``Watcher``."""
         progress = self.progress
         assert progress is not None
-        measured = record.val_loss is not None
-        every = max(1, progress.steps // LINES)
-        if record.step % every and record.step != progress.steps and not measured:
-            return
-        val = "-" if progress.val_loss is None else f"{progress.val_loss:.3f}"
-        line = (
-            f"step {record.step:>{len(str(progress.steps))}}/{progress.steps}  "
-            f"loss {progress.loss:.3f}  val {val:>5}  "
-            f"{record.tokens_per_second:>9,.0f} tokens/s  {clock(progress.seconds_left):>5} left"
-        )
-        if self.verbose:
-            line += f"  lr {record.lr:.2e}  gradient norm {record.grad_norm:.3f}"
-        if measured and record.val_loss is not None:
-            line += f"  {progress.stands(record.val_loss)}"
-        say(line.rstrip())
+        line = step_line(progress, record, verbose=self.verbose)
+        if line is not None:
+            say(line)
 
     def show_sample(self) -> None:
         """See ``Watcher``."""

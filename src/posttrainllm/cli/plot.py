@@ -18,21 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from posttrainllm.runs.curves import Curve, means
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOTHING = -1  # the curve of a cell that belongs to none
 TOP_SHARE = 0.05  # of the values are above the top of a scale: the first steps' losses would flatten the rest
 
 # Bit of a braille character for the dot at (column, row) of its 2 x 4 dots.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A named curve: y over x, both in order of x."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -48,17 +41,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
-    means = _means(finite, min(width, len(finite)))
-    low, high = _range(means)
+    levels = means(finite, min(width, len(finite)))
+    low, high = _range(levels)
     if high <= low:
-        return BLOCKS[0] * len(means)
+        return BLOCKS[0] * len(levels)
     top = len(BLOCKS) - 1
-    return "".join(BLOCKS[round(min(1.0, (value - low) / (high - low)) * top)] for value in means)
-
-
-def smooth(values: Sequence[float], most: int) -> list[float]:
-    """Return at most ``most`` means of neighbouring values."""
-    return _means(values, min(most, len(values))) if values else []
+    return "".join(BLOCKS[round(min(1.0, (value - low) / (high - low)) * top)] for value in levels)
 
 
 def plot(
@@ -141,11 +129,6 @@ class _Canvas:
 
 def _text(text: str) -> list[Cell]:
     return [Cell(character) for character in text]
-
-
-def _means(values: Sequence[float], count: int) -> list[float]:
-    bounds = [len(values) * number // count for number in range(count + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(bounds)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import typer
 from posttrainllm.cli.options import AsJson, RunsDir
 
 if TYPE_CHECKING:
-    from posttrainllm.cli.plot import Curve
+    from posttrainllm.runs.curves import Curve
     from posttrainllm.runs.folder import Run
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -32,8 +32,8 @@ def runs(context: typer.Context) -> None:
 @app.command("list")
 def list_all(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List all runs, the newest last."""
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.table import Column, print_table
+    from posttrainllm.figures import one_line
     from posttrainllm.runs.folder import list_runs
     from posttrainllm.storage import show_bytes
 
@@ -80,9 +80,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one run: settings, losses, checkpoints and its curve."""
-    from posttrainllm.cli.figures import clock, one_line
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import changed_settings
+    from posttrainllm.figures import clock, one_line
     from posttrainllm.runs.folder import describe_run
     from posttrainllm.storage import show_bytes
 
@@ -134,10 +134,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: their curves over each other and their losses."""
-    from posttrainllm.cli.figures import one_line
     from posttrainllm.cli.table import Column, print_table
     from posttrainllm.config import settings_of
     from posttrainllm.errors import ConfigError
+    from posttrainllm.figures import one_line
     from posttrainllm.runs.folder import describe_run
 
     folder = _folder(runs_dir)
@@ -209,17 +209,10 @@ def _checkpoints(run: Run) -> list[tuple[Path, int]]:
 
 
 def _curve(name: str, lines: list[dict[str, Any]], key: str) -> Curve:
-    """The numbers under a key of metrics.jsonl over their steps, thinned out to means."""
-    from posttrainllm.cli.plot import Curve, smooth
+    """The numbers under a key of metrics.jsonl over their steps."""
+    from posttrainllm.runs.curves import curve_of
 
-    points = [
-        (float(line["step"]), float(line[key]))
-        for line in lines
-        if isinstance(line.get(key), int | float) and isinstance(line.get("step"), int)
-    ]
-    return Curve(
-        name, smooth([x for x, _ in points], POINTS), smooth([y for _, y in points], POINTS)
-    )
+    return curve_of(name, lines, key, POINTS)
 
 
 def _is_dense(lines: list[dict[str, Any]], key: str) -> bool:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from posttrainllm.cli.figures import one_line
-from posttrainllm.cli.progress import Progress
 from posttrainllm.cli.terminal import discard_output, say
+from posttrainllm.figures import one_line
 from posttrainllm.training.observer import Outcome, Record, Start
+from posttrainllm.training.progress import Progress
 
 
 class Watcher:

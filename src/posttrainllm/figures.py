@@ -1,6 +1,6 @@
-"""How the command line writes numbers, times and text that others wrote.
+"""How numbers, times and text that others wrote are shown to people, in a terminal and in a notebook.
 
-Nothing here prints, and nothing here is imported by anything but ``cli``.
+Pure functions to text: nothing here prints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Show control characters instead of sending them to the terminal; line breaks and tabs stay.
+    """Show control characters instead of sending them on; line breaks and tabs stay.
 
     A model of bytes can write any of them, and so can a file name. A carriage return before a line
     break is left out.

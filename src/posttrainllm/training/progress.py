@@ -1,6 +1,6 @@
 """How far a run is: what the displays keep of the events that the trainer sends.
 
-Plain numbers and no drawing; ``frame.py`` and ``display.py`` read them.
+Plain numbers and no drawing; the displays of the command line and of notebooks read them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from posttrainllm.cli.plot import smooth
+from posttrainllm.runs.curves import GrowingCurve
 from posttrainllm.text.counting import standing
 from posttrainllm.training.observer import Record, Start
 
@@ -24,8 +24,10 @@ class Progress:
 
     start: Start
     now: Callable[[], float] = time.monotonic
-    curve: list[float] = field(default_factory=list)
-    """Training losses since the start: of every logged step, later means of 2, 4, 8 ... of them."""
+    curve: GrowingCurve = field(default_factory=lambda: GrowingCurve(MOST_POINTS))
+    """Training losses since the start, of logged steps."""
+    measured: GrowingCurve = field(default_factory=lambda: GrowingCurve(MOST_POINTS))
+    """Validation losses since the start."""
     last: Record | None = None
     val_loss: float | None = None
     val_step: int = 0
@@ -38,22 +40,15 @@ class Progress:
         """Start the clock."""
         self._began = self._seen = self.now()
         self._newest: deque[float] = deque(maxlen=SMOOTHED)
-        self._waiting: list[float] = []
-        self._each = 1  # logged steps for a point of the curve
 
     def add(self, record: Record) -> None:
         """Take over a logged step."""
         self.last = record
         self._newest.append(record.loss)
-        self._waiting.append(record.loss)
-        if len(self._waiting) == self._each:
-            self.curve.append(sum(self._waiting) / self._each)
-            self._waiting.clear()
-        if len(self.curve) == MOST_POINTS:
-            self.curve = smooth(self.curve, MOST_POINTS // 2)
-            self._each *= 2
+        self.curve.add(record.step, record.loss)
         self._seen = self.now()
         if record.val_loss is not None:
+            self.measured.add(record.step, record.val_loss)
             self.val_loss, self.val_step = record.val_loss, record.step
             self.best = record.val_loss if self.best is None else min(self.best, record.val_loss)
 

@@ -1,0 +1,115 @@
+"""What there is to say about a run before its first step and after its last one, as labels with values.
+
+What this is: words and numbers, the same in a terminal, a pipe and a notebook.
+What this is not: a display, or what to do next, which every place says in its own words (``cli/report.py``, ``notebook/words.py``).
+"""
+
+from __future__ import annotations
+
+from posttrainllm.figures import about, brief, clock, counted, one_line, printable
+from posttrainllm.storage import show_bytes
+from posttrainllm.training.observer import Outcome, Record, Start
+from posttrainllm.training.progress import Progress
+from posttrainllm.training.writing import EPOCHS_TO_MEMORISE, memorisation_warning, show_ratio
+
+LINES = 20  # of progress, about: what a log can bear
+
+Rows = list[tuple[str, str]]
+
+
+def start_rows(start: Start) -> Rows:
+    """What is known before the first step: model, memory, text, length, engine, time and place."""
+    config, corpus = start.config, start.corpus
+    model = config.model
+    train, val = len(corpus.train_text), len(corpus.val_text)
+    tokens_per_byte = len(corpus.train) / max(1, train)
+    engine = dict(start.engine)
+    name = engine.pop("engine", config.engine.name)
+    hidden = ("build_id", "choices")  # for the record, not for a reader
+    reasons = {
+        key: f" ({engine.pop(f'{key}_reason')})"
+        for key in list(engine)
+        if f"{key}_reason" in engine
+    }
+    details = [
+        f"{key} {value}{reasons.get(key, '')}" for key, value in engine.items() if key not in hidden
+    ]
+    steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
+    rows = [
+        (
+            "model",
+            f"{config.preset}: {start.parameters:,} parameters ({model.n_layer} layers, "
+            f"{model.n_head} heads, width {model.n_embd}, context {model.n_ctx})",
+        ),
+        ("memory", f"{start.nbytes:,} bytes ({show_bytes(start.nbytes)}), taken once"),
+        (
+            "corpus",
+            f"{one_line(corpus.name)}: {corpus.n_bytes:,} bytes, {train:,} to train on and "
+            f"{val:,} for validation",
+        ),
+        (
+            "run",
+            f"{steps}: {start.tokens:,} tokens, {show_ratio(start.epochs)} epochs; "
+            f"{show_ratio(train / start.parameters)} bytes of text a parameter",
+        ),
+        ("counting", ", ".join(map(str, start.counting)) or "nothing to compare with"),
+        ("engine", ", ".join([str(name), *details])),
+        ("time", f"about {about(start.seconds_left)} ({brief(start.seconds_per_step)} a step)"),
+        ("folder", one_line(str(start.run))),
+    ]
+    if tokens_per_byte != 1.0:
+        rows.insert(3, ("tokens", f"{len(corpus.train):,} to train on"))
+    if start.first_step > 1:
+        rows.insert(-2, ("resumed", f"after step {start.first_step - 1:,}"))
+    if not start.counting:
+        rows = [row for row in rows if row[0] != "counting"]
+    return rows
+
+
+def start_warnings(start: Start) -> list[str]:
+    """What the user should know about this text and this model before time is spent."""
+    warning = memorisation_warning(start.parameters, len(start.corpus.train_text), start.epochs)
+    if start.config.training.start_from and start.epochs <= EPOCHS_TO_MEMORISE:
+        warning = None  # its size fits the text that it learnt first, not the one it is now taught
+    return [*start.corpus.notices, *([warning] if warning else [])]
+
+
+def step_line(progress: Progress, record: Record, *, verbose: bool = False) -> str | None:
+    """One line about a step, if it is one that a log should have: one every so many, and each evaluation."""
+    measured = record.val_loss is not None
+    every = max(1, progress.steps // LINES)
+    if record.step % every and record.step != progress.steps and not measured:
+        return None
+    val = "-" if progress.val_loss is None else f"{progress.val_loss:.3f}"
+    line = (
+        f"step {record.step:>{len(str(progress.steps))}}/{progress.steps}  "
+        f"loss {progress.loss:.3f}  val {val:>5}  "
+        f"{record.tokens_per_second:>9,.0f} tokens/s  {clock(progress.seconds_left):>5} left"
+    )
+    if verbose:
+        line += f"  lr {record.lr:.2e}  gradient norm {record.grad_norm:.3f}"
+    if record.val_loss is not None:
+        line += f"  {progress.stands(record.val_loss)}"
+    return line.rstrip()
+
+
+def ending(outcome: Outcome) -> str:
+    """How a run ended, and after how many steps."""
+    word = "finished" if outcome.finished else "stopped after"
+    return f"{word} {counted(outcome.step, 'step')}"
+
+
+def end_rows(progress: Progress, outcome: Outcome) -> Rows:
+    """What a run came to: the verdict without its advice, and where the run is."""
+    rows = []
+    if outcome.verdict is None and progress.val_loss is not None:
+        stands = progress.stands(progress.val_loss)
+        rows.append(("validation loss", f"{progress.val_loss:.3f} nats a token, {stands}"))
+    for line in outcome.verdict.lines() if outcome.verdict else []:
+        label, _, value = line.partition(": ")
+        if label != "next":
+            rows.append((label, printable(value)))
+    rows.append(("run", one_line(str(outcome.run))))
+    if outcome.checkpoint:
+        rows.append(("saved", one_line(str(outcome.checkpoint))))
+    return rows
