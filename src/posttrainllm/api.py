@@ -26,6 +26,7 @@ from posttrainllm.config import (
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
+from posttrainllm.training.looking import Inspection
 from posttrainllm.training.models import Model, open_model
 from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
@@ -99,6 +100,10 @@ class Run:
             **{**base, **{key: value for key, value in given.items() if value is not None}}
         )
         return self.model.generate(prompt, sampling=sampling, seed=seed, stop=stop)
+
+    def inspect(self, text: str) -> Inspection:
+        """Look inside the model of the newest checkpoint: see ``Model.inspect``."""
+        return self.model.inspect(text)
 
 
 def train(

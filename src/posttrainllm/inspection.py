@@ -32,11 +32,11 @@ def attention_program() -> Program:
 
 
 def inspection_programs(
-    config: GPTConfig,
+    config: GPTConfig, time: int | None = None
 ) -> tuple[dict[str, Program], dict[str, dict[str, int]]]:
-    """What looking inside needs, and the dims to plan it with: one window at a time."""
+    """What looking inside needs, and the dims to plan it with: one window of ``time`` tokens (default: the context)."""
     programs = {
         "inspect": logits_program(config, "inspect", inspects=True),
         "attention": attention_program(),
     }
-    return programs, {name: model_dims(config, 1) for name in programs}
+    return programs, {name: model_dims(config, 1, time) for name in programs}

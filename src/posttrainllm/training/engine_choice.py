@@ -107,6 +107,28 @@ def inference_engine(
     return _program_engine(name, engine, programs, dims, dtype)
 
 
+def looking_engine(
+    beside: Mapping[str, Any],
+    programs: Mapping[str, Program],
+    dims: Mapping[str, Mapping[str, int]],
+) -> ProgramEngine:
+    """An engine for the programs of ``inspection.py``: numpy for a model on numpy, else cpp where it is built.
+
+    ``beside`` is the ``info`` of the engine that the model is on. It runs the programs as they were written, without fused ops.
+
+    Raises: TooLarge when this machine does not have the memory.
+    """
+    from posttrainllm.engines.cpp_engine import CppEngine, runnable_builds
+    from posttrainllm.engines.numpy_engine import NumpyEngine
+
+    name = beside.get("engine")
+    if name == "numpy" or not runnable_builds():
+        return NumpyEngine(programs, dims)
+    chosen = beside if name == "cpp" else {}
+    threads, build = int(chosen.get("threads", 0)), str(chosen.get("build", ""))
+    return CppEngine(programs, dims, threads=threads, build=build)
+
+
 def resolve(engine: EngineConfig) -> str:
     """The engine's name, ``auto`` decided. Raises: EngineError for one that this version does not have."""
     name = "cpp" if engine.name == "auto" else engine.name

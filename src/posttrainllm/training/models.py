@@ -41,6 +41,7 @@ from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.training.engine_choice import HAVE_INT8, inference_engine, resolve
 from posttrainllm.training.evaluate import Evaluation, evaluate
+from posttrainllm.training.looking import Inspection, look
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.streams import Piece, write_texts
 from posttrainllm.training.writing import Verdict, verdict
@@ -188,6 +189,19 @@ class Model:
     def generate(self, prompt: str, **options: Any) -> str:
         """Continue a prompt; options as in ``stream``."""
         return "".join(self.stream(prompt, **options))
+
+    def inspect(self, text: str) -> Inspection:
+        """Look inside: what it expects after every token of a text, how surprised it is, and what its heads look at.
+
+        Raises: ConfigError for no text; EngineError when this machine does not have the memory.
+        """
+        return look(
+            text,
+            config=self.config,
+            params=self.checkpoint.params,
+            tokenizer=self.tokenizer,
+            beside=self.engine.info,
+        )
 
 
 @dataclass(frozen=True)
