@@ -22,6 +22,7 @@ from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.exchange import export_, import_
 from posttrainllm.cli.failures import exit_code
 from posttrainllm.cli.generate import generate
+from posttrainllm.cli.inspect import inspect
 from posttrainllm.cli.models import models
 from posttrainllm.cli.play import play
 from posttrainllm.cli.presets import presets
@@ -61,6 +62,7 @@ def start(
 app.command(rich_help_panel=EVERYDAY)(play)
 app.command(rich_help_panel=EVERYDAY)(train)
 app.command(rich_help_panel=EVERYDAY)(generate)
+app.command(rich_help_panel=EVERYDAY)(inspect)
 app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
 app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
 app.command(rich_help_panel=EVERYDAY)(models)

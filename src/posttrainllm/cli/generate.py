@@ -93,7 +93,7 @@ def generate(
 
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None
-    begun = [_read_input() if text == "-" else text for text in prompt or ["\n"]]
+    begun = [read_input("--prompt -") if text == "-" else text for text in prompt or ["\n"]]
     prompts = [text for text in begun for _ in range(n)]
     model = open_model(
         run or newest_run(folder),
@@ -174,13 +174,13 @@ def _print_objects(pieces: Iterable[Piece], prompts: Sequence[str], seeds: Seque
         print(json.dumps({"prompt": prompt, "text": text, "seed": seed}))
 
 
-def _read_input() -> str:
+def read_input(asked_by: str) -> str:
     """The whole of standard input; bytes that are no UTF-8 go through unchanged."""
     from posttrainllm.errors import ConfigError
 
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError(
-            "--prompt - reads standard input, and that is a terminal",
-            "pipe a text into it, or give the prompt itself",
+            f"{asked_by} reads standard input, and that is a terminal",
+            "pipe a text into it, or give the text itself",
         )
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")

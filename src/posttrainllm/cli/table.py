@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrainllm.cli.terminal import say, width
+from posttrainllm.cli.terminal import cells, say, width
 
 GAP = 2
 
@@ -23,19 +23,19 @@ class Column:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under their titles; anything but a terminal gets every column."""
     chosen = fitting(columns, rows, width(sys.stdout))
-    sizes = [max(len(line[at]) for line in ([c.title for c in columns], *rows)) for at in chosen]
+    sizes = [max(cells(line[at]) for line in ([c.title for c in columns], *rows)) for at in chosen]
     for number, row in enumerate([[column.title for column in columns], *rows]):
-        cells = [
-            row[at].rjust(size) if columns[at].right else row[at].ljust(size)
-            for at, size in zip(chosen, sizes, strict=True)
-        ]
-        say(((" " * GAP).join(cells).rstrip(), "" if number else "bold"))
+        parts = []
+        for at, size in zip(chosen, sizes, strict=True):
+            space = " " * (size - cells(row[at]))
+            parts.append(space + row[at] if columns[at].right else row[at] + space)
+        say(((" " * GAP).join(parts).rstrip(), "" if number else "bold"))
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:
     """Return the indices of the columns that fit into ``room`` columns of a terminal (0: any number)."""
     sizes = [
-        max(len(column.title), *(len(row[at]) for row in rows), 0)
+        max(cells(column.title), *(cells(row[at]) for row in rows), 0)
         for at, column in enumerate(columns)
     ]
     chosen = list(range(len(columns)))

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
@@ -43,6 +44,14 @@ def has_unicode(stream: TextIO) -> bool:
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
 
 
+def has_colours(stream: TextIO) -> bool:
+    """Whether the stream shows enough colours to shade with, and the user wants them (``NO_COLOR`` is not set)."""
+    if not can_redraw(stream):
+        return False
+    console = styled(stream)
+    return not console.no_color and console.color_system in ("256", "truecolor")
+
+
 def in_foreground(stream: TextIO) -> bool:
     """Whether the terminal is ours now, and not a shell's that has put this process in the background."""
     try:
@@ -54,6 +63,18 @@ def in_foreground(stream: TextIO) -> bool:
 def width(stream: TextIO) -> int:
     """Columns of the terminal; 0 where lines can have any length."""
     return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+def cells(text: str) -> int:
+    """Columns that a text takes on a terminal: two for a wide character, none for one that combines with that before it."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        2
+        if unicodedata.east_asian_width(character) in "WF"
+        else unicodedata.category(character) not in ("Mn", "Me", "Cf")
+        for character in text
+    )
 
 
 def discard_output() -> None:

@@ -122,7 +122,7 @@ def looking_engine(
     from posttrainllm.engines.numpy_engine import NumpyEngine
 
     name = beside.get("engine")
-    if name == "numpy" or not runnable_builds():
+    if name == "numpy" or (name != "cpp" and not runnable_builds()):
         return NumpyEngine(programs, dims)
     chosen = beside if name == "cpp" else {}
     threads, build = int(chosen.get("threads", 0)), str(chosen.get("build", ""))
