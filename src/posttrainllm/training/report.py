@@ -6,6 +6,8 @@ What this is not: a display, or what to do next, which every place says in its o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.storage import show_bytes
 from posttrainllm.training.observer import Outcome, Record, Start
@@ -23,17 +25,6 @@ def start_rows(start: Start) -> Rows:
     model = config.model
     train, val = len(corpus.train_text), len(corpus.val_text)
     tokens_per_byte = len(corpus.train) / max(1, train)
-    engine = dict(start.engine)
-    name = engine.pop("engine", config.engine.name)
-    hidden = ("build_id", "choices")  # for the record, not for a reader
-    reasons = {
-        key: f" ({engine.pop(f'{key}_reason')})"
-        for key in list(engine)
-        if f"{key}_reason" in engine
-    }
-    details = [
-        f"{key} {value}{reasons.get(key, '')}" for key, value in engine.items() if key not in hidden
-    ]
     steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
     rows = [
         (
@@ -53,7 +44,7 @@ def start_rows(start: Start) -> Rows:
             f"{show_ratio(train / start.parameters)} bytes of text a parameter",
         ),
         ("counting", ", ".join(map(str, start.counting)) or "nothing to compare with"),
-        ("engine", ", ".join([str(name), *details])),
+        ("engine", engine_words(start.engine, config.engine.name)),
         ("time", f"about {about(start.seconds_left)} ({brief(start.seconds_per_step)} a step)"),
         ("folder", one_line(str(start.run))),
     ]
@@ -64,6 +55,22 @@ def start_rows(start: Start) -> Rows:
     if not start.counting:
         rows = [row for row in rows if row[0] != "counting"]
     return rows
+
+
+def engine_words(info: Mapping[str, object], name: str) -> str:
+    """An engine in words: its name and what its results depend on, each with the reason where there is one."""
+    engine = dict(info)
+    name = str(engine.pop("engine", name))
+    hidden = ("build_id", "choices")  # for the record, not for a reader
+    reasons = {
+        key: f" ({engine.pop(f'{key}_reason')})"
+        for key in list(engine)
+        if f"{key}_reason" in engine
+    }
+    details = [
+        f"{key} {value}{reasons.get(key, '')}" for key, value in engine.items() if key not in hidden
+    ]
+    return ", ".join([name, *details])
 
 
 def start_warnings(start: Start) -> list[str]:
