@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +84,7 @@ def show(
     from posttrainllm.cli.terminal import fields
     from posttrainllm.config import changed_settings
     from posttrainllm.figures import clock, one_line
+    from posttrainllm.runs.comparing import show_setting
     from posttrainllm.runs.folder import describe_run
     from posttrainllm.storage import show_bytes
 
@@ -109,7 +111,8 @@ def show(
         (
             "changed",
             ", ".join(
-                f"{key} {_value(value)} (preset: {_value(usual)})" for key, value, usual in changed
+                f"{key} {show_setting(value)} (preset: {show_setting(usual)})"
+                for key, value, usual in changed
             )
             or "nothing: every setting is the preset's",
         ),
@@ -135,35 +138,28 @@ def compare(
 ) -> None:
     """Compare runs: their curves over each other and their losses."""
     from posttrainllm.cli.table import Column, print_table
-    from posttrainllm.config import settings_of
-    from posttrainllm.errors import ConfigError
     from posttrainllm.figures import one_line
-    from posttrainllm.runs.folder import describe_run
+    from posttrainllm.runs.comparing import compare_runs, show_setting
 
     folder = _folder(runs_dir)
-    if len(names) < 2:
-        raise ConfigError("comparing takes two runs or more", "see posttrainllm runs list")
-    found = [_open(name, folder) for name in names]
-    rows = [describe_run(run) for run in found]
-    settings = [settings_of(run.config()) for run in found]
-    differ = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1]
-    lines = [run.metrics.read() for run in found]
+    found = compare_runs([_open(name, folder) for name in names])
     if as_json:
         _print_json(
             [
-                {**_facts(row), "differs": {key: each[key] for key in differ}, "last": last}
-                for row, each, last in zip(
-                    rows, settings, [each[-1] if each else None for each in lines], strict=True
-                )
+                {
+                    **_facts(each.row),
+                    "differs": {key: each.settings[key] for key in found.differ},
+                    "last": each.lines[-1] if each.lines else None,
+                }
+                for each in found.runs
             ]
         )
         return
-    key = "val_loss" if all(_is_dense(each, "val_loss") for each in lines) else "loss"
     _draw(
-        [_curve(one_line(row.name), each, key) for row, each in zip(rows, lines, strict=True)],
-        title="validation loss" if key == "val_loss" else "training loss",
+        [_curve(one_line(each.row.name), each.lines, found.key) for each in found.runs],
+        title="validation loss" if found.key == "val_loss" else "training loss",
     )
-    titles = [key.rpartition(".")[2] for key in differ]
+    titles = [key.rpartition(".")[2] for key in found.differ]
     print_table(
         [
             Column("run"),
@@ -175,14 +171,14 @@ def compare(
         ],
         [
             [
-                one_line(row.name),
-                row.state,
-                f"{row.step:,}",
-                _loss(row.loss),
-                _loss(row.best_val_loss),
-                *(one_line(_value(each[key])) for key in differ),
+                one_line(each.row.name),
+                each.row.state,
+                f"{each.row.step:,}",
+                _loss(each.row.loss),
+                _loss(each.row.best_val_loss),
+                *(one_line(show_setting(each.settings[key])) for key in found.differ),
             ]
-            for row, each in zip(rows, settings, strict=True)
+            for each in found.runs
         ],
     )
 
@@ -208,16 +204,11 @@ def _checkpoints(run: Run) -> list[tuple[Path, int]]:
     ]
 
 
-def _curve(name: str, lines: list[dict[str, Any]], key: str) -> Curve:
+def _curve(name: str, lines: Sequence[dict[str, Any]], key: str) -> Curve:
     """The numbers under a key of metrics.jsonl over their steps."""
     from posttrainllm.runs.curves import curve_of
 
     return curve_of(name, lines, key, POINTS)
-
-
-def _is_dense(lines: list[dict[str, Any]], key: str) -> bool:
-    """Whether there are enough numbers under a key to make a curve."""
-    return sum(isinstance(line.get(key), int | float) for line in lines) >= 8
 
 
 def _draw(curves: list[Curve], *, title: str = "") -> None:
@@ -269,10 +260,3 @@ def _say(text: str) -> None:
 
 def _loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _value(value: object) -> str:
-    """A setting for people: 0.001, cpp, unset."""
-    if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
-    return "unset" if value is None else str(value) or "none"

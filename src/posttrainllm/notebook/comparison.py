@@ -1,0 +1,128 @@
+"""Several runs in one picture, and a small table of what each came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from posttrainllm.figures import clock, one_line
+from posttrainllm.notebook.curve import COLOURS, DASHES, Drawn, picture
+from posttrainllm.notebook.page import DIM, block
+from posttrainllm.runs.comparing import Compared, compare_runs, show_setting
+from posttrainllm.runs.comparing import Comparison as Read
+from posttrainllm.runs.curves import curve_of
+from posttrainllm.runs.folder import Run
+from posttrainllm.text.counting import CountingLine
+
+MOST_POINTS = 3000  # of all curves together
+MOST_SETTINGS = 4  # columns of what differs; the rest is said below
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs beside each other, as they are on the disk now. Shows itself as a picture and a table, or as a table of text."""
+
+    paths: tuple[Path, ...]
+    counting: tuple[CountingLine, ...] = ()
+
+    def __repr__(self) -> str:
+        """The table, with its columns aligned."""
+        rows = _table(self._read())
+        sizes = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        lines = []
+        for row in rows:
+            cells = [row[0].ljust(sizes[0])]
+            cells += [cell.rjust(size) for cell, size in zip(row[1:], sizes[1:], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The curves over each other, with the table below."""
+        read = self._read()
+        each = max(40, MOST_POINTS // len(read.runs))
+        what = "validation loss" if read.key == "val_loss" else "training loss"
+        drawn = [
+            Drawn(
+                curve_of(one_line(run.row.name), run.lines, read.key, each),
+                *_style(number),
+                noisy=read.key == "loss" and len(read.runs) <= len(COLOURS),
+            )
+            for number, run in enumerate(read.runs)
+        ]
+        title = f"{what} of {', '.join(run.row.name for run in read.runs)}"
+        svg = picture(drawn, title=title, counting=self.counting)
+        left_out = [key.rpartition(".")[2] for key in read.differ[MOST_SETTINGS:]]
+        more = f"they also differ in {', '.join(left_out)}" if left_out else ""
+        return block(
+            f'<div style="{DIM}">{what}, nats a token</div>',
+            svg,
+            _html_table(_table(read)),
+            f'<div style="{DIM}">{escape(more)}</div>' if more else "",
+        )
+
+    def _read(self) -> Read:
+        return compare_runs([Run(path) for path in self.paths])
+
+
+def _table(read: Read) -> list[list[str]]:
+    """Titles, and a row for each run."""
+    differ = read.differ[:MOST_SETTINGS]
+    titles = [key.rpartition(".")[2].replace("_", " ") for key in differ]
+    rows = [["run", *titles, "step", "training loss", "validation loss", "best (* lowest)", "time"]]
+    for run in read.runs:
+        took = run.newest("elapsed_s")
+        rows.append(
+            [
+                one_line(run.row.name),
+                *(one_line(show_setting(run.settings[key])) for key in differ),
+                f"{run.row.step:,}",
+                _loss(run.row.loss),
+                _loss(run.newest("val_loss")),
+                _best(read, run),
+                "-" if took is None else clock(took),
+            ]
+        )
+    return rows
+
+
+def _best(read: Read, run: Compared) -> str:
+    """The best validation loss of a run, with a star when none of the others has a better one."""
+    best = run.row.best_val_loss
+    found = [each.row.best_val_loss for each in read.runs if each.row.best_val_loss is not None]
+    return _loss(best) + (" *" if best is not None and best == min(found) else "")
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    titles, *body = rows
+    cell = "text-align:{};padding:0.15em 0.6em;white-space:nowrap"
+    head = "".join(
+        f'<th scope="col" style="{cell.format("right" if at else "left")}">{escape(title)}</th>'
+        for at, title in enumerate(titles)
+    )
+    lines = []
+    for number, row in enumerate(body):
+        colour, dash = _style(number)
+        mark = (
+            '<svg width="24" height="10" aria-hidden="true" style="display:inline-block;vertical-align:middle;margin-right:0.4em">'
+            f'<path d="M1 5h22" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash or "none"}"/></svg>'
+        )
+        cells = "".join(
+            f'<td style="{cell.format("right")}">{escape(each)}</td>' for each in row[1:]
+        )
+        name = f'<th scope="row" style="{cell.format("left")};font-weight:normal">{mark}{escape(row[0])}</th>'
+        lines.append(f"<tr>{name}{cells}</tr>")
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;margin:0.4em 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _style(number: int) -> tuple[str, str]:
+    """Colour and dash of a curve by its number."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
