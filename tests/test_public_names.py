@@ -9,7 +9,7 @@ import pytest
 
 import posttrainllm
 
-NAMES = ["PosttrainError", "Run", "__version__", "load", "open_run", "resume", "train"]
+NAMES = ["PosttrainError", "Run", "__version__", "compare", "load", "open_run", "resume", "train"]
 
 
 def test_the_public_names_are_these_and_each_can_be_used():

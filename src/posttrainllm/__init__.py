@@ -10,7 +10,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as typing has it; importing typing would be most of this module's time
 if TYPE_CHECKING:
-    from posttrainllm.api import Run, load, open_run, resume, train
+    from posttrainllm.api import Run, compare, load, open_run, resume, train
     from posttrainllm.errors import PosttrainError
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "resume",
     "open_run",
     "load",
+    "compare",
     "Run",
     "PosttrainError",
     "__version__",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,19 @@ from posttrainllm.config import (
     given_settings,
 )
 from posttrainllm.errors import ConfigError
+from posttrainllm.notebook.comparison import Comparison
+from posttrainllm.notebook.page import run_html
+from posttrainllm.notebook.watching import watching
+from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
+from posttrainllm.text.counting import CountingLine
 from posttrainllm.training.looking import Inspection
 from posttrainllm.training.models import Model, open_model
 from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings
-
-RUNS_DIR = "runs"
+from posttrainllm.training.trainer import Trainer
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +44,8 @@ class Run:
     """A run on disk: its curves, and the model of its newest checkpoint."""
 
     path: Path
+    counting: tuple[CountingLine, ...] = field(default=(), compare=False)
+    """What counting reaches on its text, when it was trained by this process; a run's folder does not hold it."""
 
     def __repr__(self) -> str:
         """One line: where it is, how far it came and what it reached."""
@@ -47,6 +53,10 @@ class Run:
         step = lines[-1]["step"] if lines else 0
         reached = "" if self.val_loss is None else f", validation loss {self.val_loss:.3f}"
         return f"Run({str(self.path)!r}, {config.preset}, step {step:,} of {config.training.steps:,}{reached})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: its curve, the facts and its newest sample."""
+        return run_html(self.path, self.counting)
 
     @property
     def config(self) -> TrainConfig:
@@ -117,14 +127,18 @@ def train(
     name: str | None = None,
     runs_dir: str | os.PathLike[str] = RUNS_DIR,
     observer: Observer | None = None,
+    progress: bool | None = None,
     **settings: object,
 ) -> Run:
     """Train a model and return its run.
 
     ``corpus`` is a text file or several (default: TinyShakespeare). ``start_from`` is a model whose weights training starts from: one of
     the gallery ("shakespeare"), a run or a folder; its sizes are then the run's. Every other setting can be given by its name:
-    ``learning_rate=1e-3``, ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``. Nothing is printed;
-    ``observer`` watches along (``posttrainllm.training.observer.Observer``). Ctrl-C saves and returns the run as far as it came.
+    ``learning_rate=1e-3``, ``n_embd=64``, or with its section where two have the name: ``engine__name="cpp"``.
+
+    A notebook shows the run while it trains, and a script prints nothing; ``progress=True`` makes a script write lines to standard error,
+    and False is silent everywhere. An ``observer`` (``posttrainllm.training.observer.Observer``) watches in place of either. Ctrl-C, or a
+    notebook's stop button, saves and returns the run as far as it came.
 
     Raises: PosttrainError, in one line with the next action.
     """
@@ -136,8 +150,8 @@ def train(
         paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
         flags["data.corpus"] = [os.fspath(path) for path in paths]
     config = load_settings(preset, flags=flags, runs_dir=Path(runs_dir))
-    trainer = new_trainer(config, runs_dir=Path(runs_dir), name=name, observer=observer)
-    return Run(trainer.train().run)
+    with watching(observer, progress) as watcher:
+        return _trained(new_trainer(config, runs_dir=Path(runs_dir), name=name, observer=watcher))
 
 
 def resume(
@@ -147,18 +161,40 @@ def resume(
     runs_dir: str | os.PathLike[str] = RUNS_DIR,
     allow_change: bool = False,
     observer: Observer | None = None,
+    progress: bool | None = None,
     **settings: object,
 ) -> Run:
-    """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed."""
+    """Go on with a run from its newest checkpoint; settings as in ``train``, refused when they change what is computed.
+
+    ``observer`` and ``progress`` as in ``train``. Raises: PosttrainError.
+    """
     flags = _by_section(settings) | {"training.steps": steps}
-    trainer = resumed_trainer(
-        os.fspath(name),
-        runs_dir=Path(runs_dir),
-        changes=given_settings(flags=flags),
-        allow_change=allow_change,
-        observer=observer,
-    )
-    return Run(trainer.train().run)
+    with watching(observer, progress) as watcher:
+        trainer = resumed_trainer(
+            os.fspath(name),
+            runs_dir=Path(runs_dir),
+            changes=given_settings(flags=flags),
+            allow_change=allow_change,
+            observer=watcher,
+        )
+        return _trained(trainer)
+
+
+def _trained(trainer: Trainer) -> Run:
+    return Run(trainer.train().run, tuple(trainer.counting()))
+
+
+def compare(
+    *runs: Run | str | os.PathLike[str], runs_dir: str | os.PathLike[str] = RUNS_DIR
+) -> Comparison:
+    """Two runs or more beside each other: a notebook shows their curves in one picture, with a table; ``print`` shows the table.
+
+    A run is one that was trained or opened, or its name. Raises: ConfigError, CheckpointError.
+    """
+    found = [run if isinstance(run, Run) else open_run(run, runs_dir=runs_dir) for run in runs]
+    known = {run.counting for run in found}
+    # Lines are of one text: those of runs on several would say nothing about the others.
+    return Comparison(tuple(run.path for run in found), known.pop() if len(known) == 1 else ())
 
 
 def _by_section(settings: dict[str, object]) -> dict[str, object]:

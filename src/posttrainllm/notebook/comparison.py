@@ -27,6 +27,10 @@ class Comparison:
     paths: tuple[Path, ...]
     counting: tuple[CountingLine, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Read everything once, so that what cannot be compared is said here and not while it is shown."""
+        self._read()
+
     def __repr__(self) -> str:
         """The table, with its columns aligned."""
         rows = _table(self._read())

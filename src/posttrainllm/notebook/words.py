@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrainllm.config import TrainConfig
+from posttrainllm.runs.folder import RUNS_DIR
 from posttrainllm.training.observer import Outcome
-
-RUNS_DIR = "runs"
-"""The folder that ``train``, ``resume`` and ``open_run`` look into unless they are given another."""
 
 
 @dataclass(frozen=True)

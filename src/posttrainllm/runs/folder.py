@@ -37,6 +37,9 @@ from posttrainllm.runs.records import Record, Records
 from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
 
+RUNS_DIR = "runs"
+"""Where runs lie unless another folder is given."""
+
 CONFIG_FILE = "config.toml"
 CORPUS_FILE = "corpus.txt"
 MAX_NAME_BYTES = 100
