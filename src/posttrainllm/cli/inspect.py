@@ -250,12 +250,12 @@ def _by_surprise(span: Span) -> tuple[float, int]:
 
 def _before(spans: list[Span], span: Span) -> str:
     """The text before a part, as much as a column bears."""
-    from posttrainllm.cli.terminal import cells
+    from posttrainllm.cli.terminal import cells, has_unicode
 
     text = ""
     for each in reversed([each for each in spans if each.first < span.first]):
         if cells(_escaped(each.text) + text) > CONTEXT:
-            return "…" + text
+            return ("…" if has_unicode(sys.stdout) else "...") + text
         text = _escaped(each.text) + text
     return text
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from posttrainllm.cli.terminal import Part, cells
@@ -67,7 +68,10 @@ def shaded(spans: Iterable[Span], room: int, *, unicode: bool) -> list[list[Show
 
 def coloured(line: Iterable[Shown]) -> list[Part]:
     """A line for a terminal with colours."""
-    return [(each.text, FIRST if each.level is None else STYLES[each.level]) for each in line]
+    return [
+        ("".join(each.text for each in same), FIRST if shade is None else STYLES[shade])
+        for shade, same in groupby(line, key=lambda each: each.level)
+    ]
 
 
 def marked(line: Iterable[Shown], *, unicode: bool) -> tuple[str, str]:
@@ -95,8 +99,10 @@ def _characters(spans: Iterable[Span], *, unicode: bool) -> Iterable[Shown]:
                 yield Shown("⏎" if unicode else "\\n", shade, breaks=True)
             elif character == "\t":
                 yield Shown("⇥" if unicode else "\\t", shade)
-            else:
+            elif unicode or character.isascii():
                 yield Shown(printable(character), shade)
+            else:
+                yield Shown("?", shade)
 
 
 def _carried(line: list[Shown]) -> list[Shown]:

@@ -41,7 +41,7 @@ def can_redraw(stream: TextIO) -> bool:
 
 def has_unicode(stream: TextIO) -> bool:
     """Whether the stream takes every character."""
-    return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+    return (stream.encoding or "utf-8").lower().replace("-", "").startswith("utf")
 
 
 def has_colours(stream: TextIO) -> bool:
