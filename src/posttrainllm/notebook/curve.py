@@ -21,8 +21,8 @@ COLOURS = (BLUE, ORANGE, "#16a34a", "#c026d3", "#dc2626", "#0891b2")
 DASHES = ("", "6 3", "2 3")
 """Of the lines in the second and third round through the colours."""
 
-WIDTH, HEIGHT, WIDEST_PX = 520, 280, 680
-LEFT, TOP, BOTTOM, RIGHT, RIGHT_NAMES = 40, 28, 36, 14, 128
+WIDTH, HEIGHT, WIDEST_PX = 480, 270, 620
+LEFT, TOP, BOTTOM, RIGHT, RIGHT_NAMES = 40, 28, 36, 14, 138
 FONT, LABEL_GAP = 11, 12.5  # units; labels nearer than the gap are moved apart
 MOST_POINTS, MOST_DOTS = 300, 100
 TOP_SHARE = (
@@ -74,10 +74,10 @@ def picture(
     if not drawn:
         return ""
     steps = [x for each in drawn for x in each.curve.x]
-    losses = sorted(y for each in drawn for y in each.curve.y)
-    top = losses[math.ceil((1 - TOP_SHARE) * (len(losses) - 1))]
-    lines = [line for line in counting if math.isfinite(line.loss)]
-    low, high = _padded(min([losses[0], *(line.loss for line in lines)]), top)
+    lines = sorted(
+        (line for line in counting if math.isfinite(line.loss)), key=lambda line: line.loss
+    )
+    low, high = _padded(*_range(drawn, lines))
     lines = [line for line in lines if line.loss <= high]
     right = RIGHT_NAMES if lines else RIGHT
     width, height = WIDTH - LEFT - right, HEIGHT - TOP - BOTTOM
@@ -115,6 +115,15 @@ def _finite(drawn: Drawn) -> Drawn:
     whole = [(x, y) for x, y in zip(x, y, strict=True) if math.isfinite(x) and math.isfinite(y)]
     curve = Curve(drawn.curve.name, [x for x, _ in whole], [y for _, y in whole])
     return Drawn(curve, drawn.colour, drawn.dash, drawn.dots, drawn.noisy)
+
+
+def _range(drawn: Sequence[Drawn], lines: Sequence[CountingLine]) -> tuple[float, float]:
+    """The values to show: all but the highest of the curves, every dot, the lines below that and at least one line."""
+    losses = sorted(y for each in drawn for y in each.curve.y)
+    top = losses[math.ceil((1 - TOP_SHARE) * (len(losses) - 1))]
+    dots = [y for each in drawn if each.dots for y in each.curve.y]
+    lowest = [line.loss for line in lines[:1]]
+    return min([losses[0], *lowest]), max([top, *dots, *lowest])
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -155,21 +164,22 @@ def _path(across: Sequence[float], down: Sequence[float], style: str) -> str:
 
 
 def _moving_mean(values: Sequence[float], half: int) -> list[float]:
-    """The mean of ``half`` neighbours on either side, of fewer near the ends."""
+    """The mean of ``half`` neighbours on either side; of fewer near the start, where losses fall fast."""
     found = []
     for at in range(len(values)):
-        reach = min(half, at, len(values) - 1 - at)
-        found.append(sum(values[at - reach : at + reach + 1]) / (2 * reach + 1))
+        near = values[max(0, at - half) : at + min(half, at) + 1]
+        found.append(sum(near) / len(near))
     return found
 
 
 def _axes(x: _Scale, y: _Scale) -> str:
     """Both axes with their ticks, and what they measure."""
     parts = []
-    for tick in _ticks(y.high, y.low, 5):
+    ticks = _ticks(y.high, y.low, 5)
+    for tick in ticks:
         at = y.at(tick)
         parts.append(f'<path d="M0 {at:.1f}H{x.length}" stroke="currentColor" opacity="0.12"/>')
-        parts.append(_text(-6, at + 4, _number(tick), "end"))
+        parts.append(_text(-6, at + 4, _tick(tick, ticks), "end"))
     for tick in _ticks(x.low, x.high, 5):
         if tick == round(tick):
             parts.append(_text(x.at(tick), y.length + 15, f"{tick:,.0f}", "middle"))
@@ -183,7 +193,6 @@ def _axes(x: _Scale, y: _Scale) -> str:
 def _counting(lines: Sequence[CountingLine], y: _Scale, width: float) -> str:
     """Lines across the picture at what counting reaches, their names at the right, none upon another."""
     parts = []
-    lines = sorted(lines, key=lambda line: line.loss)
     at = [y.at(line.loss) for line in lines]  # from the bottom up
     names: list[float] = []
     for place in at:
@@ -227,6 +236,14 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
     if not step or not math.isfinite(high / step) or abs(high / step) > 1e12:
         return [low / 2 + high / 2]
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _tick(value: float, ticks: Sequence[float]) -> str:
+    """A tick with the decimals that tell it from the next one."""
+    apart = ticks[1] - ticks[0] if len(ticks) > 1 else 0.0
+    if not 1e-4 <= apart < 1e4 or abs(value) >= 1e5:
+        return _number(value)
+    return f"{value:.{max(1, -math.floor(math.log10(apart) + 1e-9))}f}"
 
 
 def _number(value: float) -> str:

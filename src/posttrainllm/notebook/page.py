@@ -16,7 +16,15 @@ from typing import Any
 from posttrainllm.errors import PosttrainError
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.formats.untrusted import read_object
-from posttrainllm.notebook.curve import BLUE, MOST_DOTS, MOST_POINTS, ORANGE, Drawn, picture
+from posttrainllm.notebook.curve import (
+    BLUE,
+    MOST_DOTS,
+    MOST_POINTS,
+    ORANGE,
+    WIDEST_PX,
+    Drawn,
+    picture,
+)
 from posttrainllm.notebook.words import Next, going_on, next_steps
 from posttrainllm.runs.checkpoint_folder import STATE_FILE, list_checkpoints
 from posttrainllm.runs.curves import Curve, curve_of
@@ -35,9 +43,15 @@ DIM = "opacity:0.7"
 MARK = f"border-left:3px solid {ORANGE};padding-left:0.6em;margin:0.3em 0"
 
 
+CODE = (
+    "display:block;background:rgba(127,127,127,0.15);border-radius:3px;padding:0.1em 0.6em;margin:0 0 0.3em;"
+    "white-space:pre-wrap;overflow-wrap:anywhere;color:inherit"
+)
+
+
 def block(*parts: str) -> str:
     """The whole output of a cell, as wide as the picture at most."""
-    return f'<div style="max-width:680px;line-height:1.5;{NUMBERS}">{"".join(parts)}</div>'
+    return f'<div style="max-width:{WIDEST_PX}px;line-height:1.5;{NUMBERS}">{"".join(parts)}</div>'
 
 
 def heading(words: str, rest: str = "") -> str:
@@ -61,7 +75,7 @@ def written(sample: tuple[int, str, str] | None) -> str:
     if sample is None:
         return ""
     step, prompt, text = sample
-    style = "white-space:pre-wrap;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:16em;overflow:auto"
+    style = "white-space:pre-wrap;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:20em;overflow:auto"
     return (
         f'<div style="{DIM}">sample at step {step:,}</div><pre style="{style}">'
         f'<span style="{DIM}">{escape(printable(prompt))}</span>{escape(printable(text))}</pre>'
@@ -77,9 +91,9 @@ def advice(steps: Sequence[Next]) -> str:
     """What to do next, as code to copy."""
     lines = []
     for step in steps:
-        code = f"<code>{escape(step.code)}</code>" if step.code else ""
-        lines.append(f"<div>{escape(step.why)}{': ' if code else ''}{code}</div>")
-    return f'<div style="margin:0.3em 0;overflow-wrap:anywhere">{"".join(lines)}</div>'
+        code = f'<code style="{CODE}">{escape(step.code)}</code>' if step.code else ""
+        lines.append(f"<div>{escape(step.why)}{':' if code else ''}{code}</div>")
+    return f'<div style="margin:0.4em 0">{"".join(lines)}</div>'
 
 
 def curves(progress: Progress) -> str:
@@ -131,11 +145,12 @@ def end_html(progress: Progress, outcome: Outcome, told: Sequence[str] = ()) -> 
     """A run that ended: what it came to, its curve, what it wrote and what to do next."""
     took = f" in {clock(progress.elapsed)}"
     if not outcome.finished:
-        took += f" of {progress.steps:,}, and saved"
+        took = f" of {progress.steps:,}, {clock(progress.elapsed)}; all of them are saved"
+    judged = [row for row in end_rows(progress, outcome) if row[0] != "counting reaches"]
     rows = [(label, value) for label, value in start_rows(progress.start) if label != "counting"]
     return block(
-        heading(f"{outcome.run.name} {ending(outcome)}", took),
-        facts(end_rows(progress, outcome)),
+        heading(f"{outcome.run.name}: {ending(outcome)}", took),
+        facts(judged),
         curves(progress),
         written(progress.sample),
         notices([*start_warnings(progress.start), *told]),

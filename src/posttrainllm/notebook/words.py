@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrainllm.config import TrainConfig
+from posttrainllm.config import TrainConfig, changed_settings
 from posttrainllm.runs.folder import RUNS_DIR
 from posttrainllm.training.observer import Outcome
 
@@ -30,26 +31,29 @@ def next_steps(config: TrainConfig, outcome: Outcome) -> list[Next]:
         if rest.startswith("--steps "):
             found.append(Next(why, going_on(outcome.run, f"steps={rest.removeprefix('--steps ')}")))
         elif rest.startswith("--preset "):
-            preset = f"preset={rest.removeprefix('--preset ')!r}"
+            preset = f"preset={_quoted(rest.removeprefix('--preset '))}"
             found.append(Next(why, _call("train", *_corpus(config), preset)))
         elif why == "posttrainllm diagnose":
-            rate = f"learning_rate={config.schedule.learning_rate / 3:.1g}"
-            preset = f"preset={config.preset!r}"
-            found.append(
-                Next(
-                    f"compare with another: {rest}", _call("train", *_corpus(config), preset, rate)
-                )
-            )
+            found.append(_other_rate(config, outcome.run, rest.partition(";")[0]))
         elif rest.startswith("posttrainllm train "):
-            found.append(Next(why, _call("train", repr("my.txt"))))
+            found.append(Next(why, _call("train", _quoted("my.txt"))))
         else:
             found.append(Next(action))
     return found
 
 
+def _other_rate(config: TrainConfig, run: Path, reason: str) -> Next:
+    """What to do about a loss that counting still beats: the preset's learning rate, or finding out why."""
+    usual = {key: value for key, _, value in changed_settings(config)}.get("schedule.learning_rate")
+    if usual is None:
+        return Next(f"posttrainllm diagnose {run}, in a terminal, looks for the reason: {reason}")
+    code = _call("train", *_corpus(config), f"preset={_quoted(config.preset)}")
+    return Next(f"the preset's learning rate ({usual:g}): {reason}", code)
+
+
 def going_on(run: Path, *more: str) -> str:
     """The call that goes on with a run."""
-    return _call("resume", repr(run.name), *more, *_place(run))
+    return _call("resume", _quoted(run.name), *more, *_place(run))
 
 
 def writing(config: TrainConfig) -> str:
@@ -59,13 +63,19 @@ def writing(config: TrainConfig) -> str:
 
 def _corpus(config: TrainConfig) -> list[str]:
     sources = list(config.data.corpus)
-    return [repr(sources[0] if len(sources) == 1 else sources)] if sources else []
+    quoted = ", ".join(map(_quoted, sources))
+    return [quoted if len(sources) == 1 else f"[{quoted}]"] if sources else []
 
 
 def _place(run: Path) -> list[str]:
     if os.path.abspath(run.parent) == os.path.abspath(RUNS_DIR):
         return []
-    return [f"runs_dir={str(run.parent)!r}"]
+    return [f"runs_dir={_quoted(str(run.parent))}"]
+
+
+def _quoted(text: str) -> str:
+    """A string as Python reads it, in the quotes of this package's pages."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _call(name: str, *arguments: str) -> str:

@@ -29,7 +29,12 @@ def smooth(values: Sequence[float], most: int) -> list[float]:
 def means(values: Sequence[float], count: int) -> list[float]:
     """Return ``count`` means of neighbouring values, of which there are at least as many."""
     bounds = [len(values) * number // count for number in range(count + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(bounds)]
+    return [_mean(values[start:end]) for start, end in pairwise(bounds)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Divided first: the sum of numbers need not be one."""
+    return sum(value / len(values) for value in values)
 
 
 def curve_of(name: str, lines: Sequence[Mapping[str, Any]], key: str, most: int) -> Curve:
@@ -59,8 +64,8 @@ class GrowingCurve:
         """Add a point behind the others."""
         self._waiting.append((x, y))
         if len(self._waiting) == self._each:
-            self.x.append(sum(x for x, _ in self._waiting) / self._each)
-            self.y.append(sum(y for _, y in self._waiting) / self._each)
+            self.x.append(_mean([x for x, _ in self._waiting]))
+            self.y.append(_mean([y for _, y in self._waiting]))
             self._waiting.clear()
         if len(self.y) == self.most:
             self.x, self.y = smooth(self.x, self.most // 2), smooth(self.y, self.most // 2)
