@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from cli_cases import check_error, cli
 from import_cases import model_folder
 from needs import require
-from posttrainllm.cli.grid import all_heads, habit, one_head
-from posttrainllm.cli.surprise import level, marked, shaded
+from posttrainllm.cli.grid import all_heads, one_head
+from posttrainllm.cli.surprise import marked, shaded
 from posttrainllm.cli.terminal import cells
-from posttrainllm.training.looking import Span
+from posttrainllm.training.looking import Span, habit, level
 
 MODEL = "shakespeare-small"
 TEXT = "ROMEO:\nBut soft, what light 世界 through yonder 🙂 window breaks?"

@@ -5,6 +5,7 @@ Pure functions to text: nothing here prints.
 
 from __future__ import annotations
 
+import math
 import unicodedata
 
 
@@ -56,6 +57,30 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Show text on one line: control characters as pictures, runs of white space as one space."""
     return " ".join(printable(text).split())
+
+
+def escaped(text: str) -> str:
+    """Show a piece of a text on one line, its spaces as they are."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def quoted(text: str) -> str:
+    """Show a piece of a text between quotes, so that its spaces are seen."""
+    return f'"{escaped(text)}"'
+
+
+def percent(share: float) -> str:
+    """Write a probability: 41.2 %, 0.38 %, <0.01 %."""
+    hundreds = 100 * share
+    if hundreds < 0.01 or hundreds >= 99.95:
+        return "<0.01 %" if hundreds < 0.01 else ">99.9 %"
+    return f"{hundreds:.2f} %" if hundreds < 1 else f"{hundreds:.1f} %"
+
+
+def perplexity(loss: float) -> str:
+    """Write exp of a loss in nats: 5.1, 190, 2.3e+07."""
+    value = math.exp(min(loss, 700.0))
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
 
 
 def _picture(character: str) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posttrainllm.cli.terminal import cells
+from posttrainllm.training.looking import habit, largest
 
 Weights = NDArray[np.float32]
 
@@ -24,9 +25,6 @@ LIMITS = (0.02, 0.08, 0.25, 0.5)  # shares of a row from which a cell is a shade
 SHADES, LETTERS = "·░▒▓█", ".-+*#"
 LABEL, TALL = 8, 4  # the longest name at the left, in cells, and the tallest above, in lines
 SMALL, GAP = 24, 3  # rows and columns of a small grid, and the room between two
-
-
-PLACES = {"itself": "the token itself", "before": "the token before", "first": "the first token"}
 
 
 def legend(*, unicode: bool) -> str:
@@ -70,11 +68,9 @@ def all_heads(weights: Weights, room: int, *, unicode: bool) -> tuple[list[str],
     """
     time = weights.shape[1]
     size = min(time, SMALL, max(1, room))
-    starts = np.arange(size) * time // size
     blocks = []
     for head, each in enumerate(weights):
-        pooled = np.maximum.reduceat(np.maximum.reduceat(each, starts, axis=0), starts, axis=1)
-        drawn = _shaded(pooled, unicode=unicode)
+        drawn = _shaded(largest(each, size), unicode=unicode)
         place, share = habit(each)
         blocks.append(
             [
@@ -91,19 +87,6 @@ def all_heads(weights: Weights, room: int, *, unicode: bool) -> tuple[list[str],
             lines.append((" " * GAP).join(part.ljust(widest) for part in parts).rstrip())
         lines.append("")
     return lines[:-1], -(-time // size)
-
-
-def habit(weights: Weights) -> tuple[str, float]:
-    """Which of three places most of a head's attention goes to, and its mean share: "itself", "before" or "first"."""
-    if len(weights) == 1:
-        return "itself", 1.0
-    shares = {
-        "itself": float(weights.diagonal()[1:].mean()),
-        "before": float(weights.diagonal(-1).mean()),
-        "first": float(weights[1:, 0].mean()),
-    }
-    place = max(shares, key=shares.__getitem__)
-    return place, shares[place]
 
 
 def _shaded(weights: Weights, *, unicode: bool) -> list[list[str]]:

@@ -137,11 +137,11 @@ def _document(
 def _show_text(name: str, parameters: int, inspection: Inspection) -> None:
     from posttrainllm.cli.surprise import coloured, legend, marked, shaded
     from posttrainllm.cli.terminal import fields, has_colours, has_unicode, say
-    from posttrainllm.figures import counted, one_line
+    from posttrainllm.figures import counted, one_line, perplexity
 
     layers, heads = inspection.n_layer, inspection.n_head
     length, loss = counted(len(inspection.tokens), "token"), inspection.loss
-    mean = "" if loss is None else f", {loss:.2f} nats each, perplexity {_perplexity(loss)}"
+    mean = "" if loss is None else f", {loss:.2f} nats each, perplexity {perplexity(loss)}"
     rows = [
         ("model", one_line(name)),
         ("", f"{parameters:,} parameters: {counted(layers, 'layer')} of {counted(heads, 'head')}"),
@@ -166,6 +166,7 @@ def _show_text(name: str, parameters: int, inspection: Inspection) -> None:
 def _show_surprises(inspection: Inspection, top: int) -> None:
     from posttrainllm.cli.table import Column, print_table
     from posttrainllm.cli.terminal import say
+    from posttrainllm.figures import percent, quoted
 
     spans = inspection.spans()
     ranked = sorted((span for span in spans if span.surprise is not None), key=_by_surprise)
@@ -185,11 +186,11 @@ def _show_surprises(inspection: Inspection, top: int) -> None:
         (expected, probability), *_ = inspection.candidates(span.first - 1, 1)
         rows.append(
             [
-                _quoted(span.text),
+                quoted(span.text),
                 f"{span.first}",
-                _percent(math.exp(-span.surprise)),
+                percent(math.exp(-span.surprise)),
                 f"{span.surprise:.2f}",
-                f"{_quoted(expected)} {_percent(probability)}",
+                f"{quoted(expected)} {percent(probability)}",
                 _before(spans, span),
             ]
         )
@@ -199,22 +200,24 @@ def _show_surprises(inspection: Inspection, top: int) -> None:
 
 def _show_candidates(inspection: Inspection, top: int) -> None:
     from posttrainllm.cli.terminal import cells, has_unicode, say
+    from posttrainllm.figures import percent, quoted
 
     say(("what comes next", "bold"))
-    found = [(_quoted(piece), share) for piece, share in inspection.candidates(count=top)]
+    found = [(quoted(piece), share) for piece, share in inspection.candidates(count=top)]
     widest = max(cells(name) for name, _ in found)
     room = max(4, min(BAR, _room() - widest - 12))
     full = "█" if has_unicode(sys.stdout) else "#"
     for name, share in found:
         bar = full * max(1, round(room * share / max(found[0][1], 1e-9)))
         space = " " * (widest - cells(name))
-        say(f"{name}{space}  {_percent(share):>8}  ", (bar, "cyan"))
+        say(f"{name}{space}  {percent(share):>8}  ", (bar, "cyan"))
 
 
 def _show_attention(inspection: Inspection, layer: int, head: int | None) -> None:
-    from posttrainllm.cli.grid import PLACES, all_heads, habit, legend, one_head
+    from posttrainllm.cli.grid import all_heads, legend, one_head
     from posttrainllm.cli.terminal import has_unicode, say
     from posttrainllm.figures import counted
+    from posttrainllm.training.looking import PLACES, habit
 
     unicode = has_unicode(sys.stdout)
     weights = inspection.attention(layer)
@@ -251,24 +254,14 @@ def _by_surprise(span: Span) -> tuple[float, int]:
 def _before(spans: list[Span], span: Span) -> str:
     """The text before a part, as much as a column bears."""
     from posttrainllm.cli.terminal import cells, has_unicode
+    from posttrainllm.figures import escaped
 
     text = ""
     for each in reversed([each for each in spans if each.first < span.first]):
-        if cells(_escaped(each.text) + text) > CONTEXT:
+        if cells(escaped(each.text) + text) > CONTEXT:
             return ("…" if has_unicode(sys.stdout) else "...") + text
-        text = _escaped(each.text) + text
+        text = escaped(each.text) + text
     return text
-
-
-def _quoted(piece: str) -> str:
-    return f'"{_escaped(piece)}"'
-
-
-def _escaped(piece: str) -> str:
-    """A piece on one line, its spaces as they are."""
-    from posttrainllm.figures import printable
-
-    return printable(piece).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _plain(piece: str, *, unicode: bool) -> str:
@@ -277,15 +270,3 @@ def _plain(piece: str, *, unicode: bool) -> str:
 
     marks = {" ": "␣", "\n": "⏎", "\t": "⇥"} if unicode else {" ": "_", "\n": "\\n", "\t": "\\t"}
     return "".join(marks.get(character, character) for character in printable(piece))
-
-
-def _perplexity(loss: float) -> str:
-    value = math.exp(min(loss, 700.0))
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    if percent < 0.01 or percent >= 99.95:
-        return "<0.01 %" if percent < 0.01 else ">99.9 %"
-    return f"{percent:.2f} %" if percent < 1 else f"{percent:.1f} %"

@@ -8,19 +8,14 @@ Pure functions from the parts of a text to lines; nothing here prints.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from posttrainllm.cli.terminal import Part, cells
 from posttrainllm.figures import printable
+from posttrainllm.training.looking import RARER, Span, level
 
-if TYPE_CHECKING:
-    from posttrainllm.training.looking import Span
-
-RARER = (2, 10, 100, 1000)  # "rarer than 1 in ...": where a darker shade begins
 MARKS, LETTERS = " ▂▄▆█", " .-+#"
 STYLES = (
     "",
@@ -40,13 +35,6 @@ class Shown:
     text: str
     level: int | None
     breaks: bool = False  # the line ends after it
-
-
-def level(surprise: float | None) -> int | None:
-    """How dark a surprise in nats is shown."""
-    if surprise is None:
-        return None
-    return sum(surprise > math.log(limit) for limit in RARER)
 
 
 def shaded(spans: Iterable[Span], room: int, *, unicode: bool) -> list[list[Shown]]:

@@ -7,6 +7,7 @@ Read next: ``docs/decisions/0011-attention-by-identity.md``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.engine_choice import looking_engine
 
 F64 = NDArray[np.float64]
+
+RARER = (2, 10, 100, 1000)
+"""Of how many, one: where a picture shades a token darker."""
+PLACES = {"itself": "the token itself", "before": "the token before", "first": "the first token"}
+"""What ``habit`` tells apart, in words."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,31 @@ def piece_of(tokenizer: Tokenizer, token: int) -> str:
     """The text of one token: bytes that are no whole character as ``\\\\xe2``, and an id that stands for no text as ``[50300]``."""
     content = tokenizer.token_bytes(token)
     return content.decode("utf-8", "backslashreplace") if content else f"[{token}]"
+
+
+def level(surprise: float | None) -> int | None:
+    """How dark a surprise in nats is shown: how many of ``RARER`` the token was rarer than; None for what nothing came before."""
+    return None if surprise is None else sum(surprise > math.log(limit) for limit in RARER)
+
+
+def habit(weights: F32) -> tuple[str, float]:
+    """Which of three places most of a head's attention goes to, and its mean share: "itself", "before" or "first"."""
+    if len(weights) == 1:
+        return "itself", 1.0
+    shares = {
+        "itself": float(weights.diagonal()[1:].mean()),
+        "before": float(weights.diagonal(-1).mean()),
+        "first": float(weights[1:, 0].mean()),
+    }
+    place = max(shares, key=shares.__getitem__)
+    return place, shares[place]
+
+
+def largest(weights: F32, size: int) -> F32:
+    """Weights (T, T) as ``size`` x ``size`` blocks of neighbouring tokens, the largest of each; ``size`` is T at most."""
+    starts = np.arange(size) * len(weights) // size
+    rows = np.maximum.reduceat(weights, starts, axis=0)
+    return np.asarray(np.maximum.reduceat(rows, starts, axis=1))
 
 
 def _softmax(logits: F32, tokens: I32) -> tuple[F32, F64]:
