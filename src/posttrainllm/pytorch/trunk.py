@@ -117,15 +117,22 @@ class _Beside:
     """A second stream for work that nothing waits for; without ``small``, and on other devices than CUDA, work is done in turn."""
 
     def __init__(self, device: torch.device) -> None:
-        self.small = True
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._in_use = False
         self._reads: list[tuple[Tensor, ...]] = []
         self._going: list[tuple[Any, list[tuple[Tensor, ...]]]] = []
+
+    def begin(self, small: bool) -> None:
+        """Say whether the micro-batch that begins is small. What one left behind that was broken off is waited for."""
+        if self._stream is not None and (self._reads or self._going):
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._reads, self._going = [], []
+        self._in_use = small and self._stream is not None
 
     @contextmanager
     def __call__(self, *reads: Tensor) -> Iterator[None]:
         """Run the block there, after what was started so far; ``reads`` is what it reads, which is kept until ``meet``."""
-        if self._stream is None or not self.small:
+        if self._stream is None or not self._in_use:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -135,12 +142,13 @@ class _Beside:
 
     def meet(self, behind: int) -> None:
         """Let what follows wait for all blocks but those since the last ``behind`` calls."""
-        if self._stream is None or not self.small:
+        if self._stream is None or not self._in_use:
             return
         self._going.append((self._stream.record_event(), self._reads))
         self._reads = []
         while len(self._going) > behind:
-            torch.cuda.current_stream().wait_event(self._going.pop(0)[0])
+            torch.cuda.current_stream().wait_event(self._going[0][0])
+            del self._going[0]  # not before: others may take what it read
 
 
 class FusedTrunk:
@@ -174,7 +182,7 @@ class FusedTrunk:
     def forward(self, tokens: Tensor) -> Tensor:
         """See ``Trunk``."""
         module, (batch, time) = self._module, tokens.shape
-        self._beside.small = tokens.numel() * self._width <= SMALL
+        self._beside.begin(tokens.numel() * self._width <= SMALL)
         with self._beside(tokens):
             self._order = self._ops.token_order(tokens)
         embedded = F.embedding(tokens, self._p["wte.weight"]) + self._p["wpe.weight"][:time]
@@ -312,10 +320,10 @@ class FusedTrunk:
 
     def _table(self, rows: int) -> Tensor:
         """Partial sums (P, vectors), zero between tensors for good."""
-        if rows not in self._tables:
-            size = (self._ops.parts(rows), len(self._vectors))
-            self._tables[rows] = self._vectors.new_zeros(size)
-        return self._tables[rows]
+        count = self._ops.parts(rows)
+        if count not in self._tables:
+            self._tables[count] = self._vectors.new_zeros(count, len(self._vectors))
+        return self._tables[count]
 
     def _cols(self, table: Tensor, name: str) -> Tensor:
         view = self._views[name]
