@@ -21,6 +21,7 @@ from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.gpt import GPT, Cache  # noqa: E402
 from posttrainllm.pytorch.loss import chunk_rows, cross_entropy, head_loss  # noqa: E402
 from posttrainllm.pytorch.optim import RING  # noqa: E402
+from posttrainllm.pytorch.sharded_model import Head, HeadLoss  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
 from posttrainllm.pytorch.writer import Writer, _Recorded  # noqa: E402
 from torch_cases import (  # noqa: E402
@@ -154,6 +155,21 @@ def test_bf16_logits_lose_no_more_than_their_rounding() -> None:
     assert grad.dtype == torch.bfloat16
     assert abs(loss.item() - exact.item()) <= 1e-6 * exact.item()
     assert (grad.double() - exact_grad).abs().max() <= 2**-8 / 64
+
+
+def test_gradients_of_a_divided_head_are_added_up_in_float32() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(512, 12).bfloat16()
+    weight = torch.randn(19, 12).bfloat16().requires_grad_()
+    targets, scale = torch.randint(0, 19, (512,)), torch.tensor(1 / 512)
+    found = []
+    for chunk in (512, 4):
+        how = Head(chunk, cross_entropy, 8)
+        loss: Any = HeadLoss.apply(x, weight, targets, scale, how)
+        (grad,) = torch.autograd.grad(loss, weight)
+        assert grad.dtype == torch.bfloat16
+        found.append(grad.double())
+    assert (found[0] - found[1]).abs().max() <= 2**-7 * found[0].abs().max()
 
 
 # ---- vocabulary, precision ----------------------------------------------------------------------

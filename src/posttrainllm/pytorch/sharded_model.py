@@ -37,7 +37,8 @@ class HeadLoss(torch.autograd.Function):
         """Shapes: x (R, C); weight (V, C); targets (R,); scale, returned loss ()."""
         n_vocab = len(weight)
         padded = F.pad(weight, (0, 0, 0, -n_vocab % how.multiple))
-        grad_weight = torch.empty_like(padded)
+        wide = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
+        grad_weight = torch.empty_like(padded, dtype=wide)  # chunks of rows are added up here
         loss, grad_x = head_loss(
             x,
             padded,
@@ -49,7 +50,7 @@ class HeadLoss(torch.autograd.Function):
             cross_entropy=how.cross_entropy,
             first=True,
         )
-        ctx.save_for_backward(grad_x, grad_weight[:n_vocab])
+        ctx.save_for_backward(grad_x, grad_weight[:n_vocab].to(weight.dtype))
         return loss
 
     @staticmethod
