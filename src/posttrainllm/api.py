@@ -25,6 +25,7 @@ from posttrainllm.config import (
 )
 from posttrainllm.errors import ConfigError
 from posttrainllm.notebook.comparison import Comparison
+from posttrainllm.notebook.inspection import show_inspections
 from posttrainllm.notebook.page import run_html
 from posttrainllm.notebook.watching import watching
 from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
@@ -37,6 +38,8 @@ from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings
 from posttrainllm.training.trainer import Trainer
+
+show_inspections()  # training, which makes them, knows no notebook
 
 
 @dataclass(frozen=True, repr=False)
