@@ -32,7 +32,7 @@ from posttrainllm.training.session import corpus_of
 from posttrainllm.training.trainer import train_step
 
 COMPILED = "torch-compile"
-LONG = 1_000_000  # steps
+LONG = 1_000_000  # steps: torch is measured with all that pays in a long run
 IN_NODE = "wasm-node"
 VARIANTS = {COMPILED: "torch", IN_NODE: "wasm"}
 """Engines of the bench alone, and the engine whose settings they have."""
@@ -269,9 +269,7 @@ def _start(cell: Cell, warmup: int) -> _Running:
 def _open(cell: Cell) -> Engine:
     if cell.engine != IN_NODE:
         config = cell.config
-        if (
-            config.engine.name == "torch"
-        ):  # a speed is that of a long run, with all that pays in one
+        if config.engine.name == "torch":
             config = with_settings(config, {"training.steps": LONG})
         return training_engine(config)
     from posttrainllm.lab.node_engine import NodeEngine

@@ -17,7 +17,7 @@ def add_product(place: Tensor, left: Tensor, right: Tensor, first: bool) -> None
     """
     if left.dtype == place.dtype:
         torch.mm(left, right, out=place) if first else place.addmm_(left, right)
-    elif left.is_cuda:
+    elif left.is_cuda and torch.version.hip is None:  # AMD's PyTorch had it later than 2.8
         kind = place.dtype
         if first:
             torch.mm(left, right, out_dtype=kind, out=place)
