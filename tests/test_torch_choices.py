@@ -16,8 +16,8 @@ from posttrainllm.training.engine_choice import differences
 torch = require("torch")
 
 from posttrainllm.pytorch import calls  # noqa: E402
+from posttrainllm.pytorch import engine as engine_module  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
-from posttrainllm.pytorch.check import check_kernels  # noqa: E402
 from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.loss import cross_entropy  # noqa: E402
@@ -158,6 +158,51 @@ def test_triton_is_refused_where_it_cannot_run() -> None:
     assert caught.value.hint == "leave engine.triton out"
 
 
+def test_a_machine_without_triton_goes_on_with_a_run_that_had_it(
+    card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    before = {"device": "cuda", "precision": "tf32", "compile": "on", "triton": "on"}
+    config = as_before(torch_config(training__steps=10**6), before)
+    chosen = choose(config, None, training=True)
+    assert (chosen.precision, chosen.triton, chosen.compiled) == ("tf32", False, False)
+    assert "is not installed" in chosen.kernels_reason
+    for key in ("triton", "compile"):
+        with pytest.raises(
+            EngineError, match="triton, part of PyTorch for Linux, is not installed"
+        ):
+            choose(torch_config(**{f"engine__{key}": "on"}), None, training=True)
+
+
+def test_layers_that_are_divided_are_autograds_and_compiled_in_a_long_run(card: None) -> None:
+    config = torch_config("large", training__steps=10**6)
+    chosen = choose(config, None, training=True, divided=True)
+    assert (chosen.triton, chosen.fused, chosen.compiled) == (True, False, True)
+    assert "divided" in chosen.kernels_reason
+    assert choose(config, None, training=True).fused
+
+
+def test_who_only_writes_is_not_asked_for_triton() -> None:
+    chosen = choose(torch_config(engine__triton="on"), "cpu", training=False)
+    assert (chosen.triton, chosen.kernels_reason) == (False, "nothing is trained here")
+
+
+def test_float64_never_runs_through_float32_kernels(
+    card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def choosing(config: TrainConfig, *given: Any, **named: Any) -> Any:
+        taken.append(choose(config, *given, **named))
+        return dataclasses.replace(taken[0], device="cpu")
+
+    monkeypatch.setattr(engine_module, "choose", choosing)
+    config = config_of(training__steps=10**8)
+    TorchEngine(config, dtype="float64")
+    assert (taken[0].device, taken[0].triton, taken[0].fused) == ("cuda", False, False)
+    assert choose(config, None, training=True).fused
+
+
 def test_every_choice_has_its_reason(card: None) -> None:
     info = choose(torch_config(), None, training=True).info()
     for key in ("precision", "kernels", "compile"):
@@ -208,9 +253,9 @@ def _doubled(*given: Any) -> tuple[Any, Any]:
     ],
 )
 def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
-    fault: str, reason: str
+    fault: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of()
+    config = config_of(data__accumulation=2)
     engine = engine_of(config, "float32")
     step = engine._step
     operations = _Wrong(fault) if fault else calls
@@ -218,9 +263,13 @@ def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
         step.cross_entropy = _doubled
     step.trunk = FusedTrunk(engine.trained, engine._arenas, operations)
     chosen = dataclasses.replace(engine.choices, fused=True)
-    found = check_kernels(config, chosen, step, engine.trained, engine._arenas)
+    monkeypatch.setattr(engine, "choices", dataclasses.replace(chosen, triton=True))
+    monkeypatch.setattr(step, "capture", lambda config: None)
+    engine._record()
+    found = engine.info["kernels_reason"]
     assert reason in found
-    assert bool(reason) == bool(found)
+    assert bool(reason) == ("refused" in found)
+    assert engine.info["triton"] == ("off" if reason else "on")
     assert isinstance(step.trunk, AutogradTrunk if fault else FusedTrunk)
     whole = engine_of(config, "float32")
     got, wanted = train(engine, 5), train(whole, 5)

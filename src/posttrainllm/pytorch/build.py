@@ -36,7 +36,7 @@ def build_step(
     device, working = arenas.flat_params.device, arenas.flat_working.dtype
     module.load_state_dict(arenas.padded_views(arenas.flat_working), assign=True)
     kernels: ModuleType | None = None
-    if choices.triton and arenas.flat_params.dtype == torch.float32:
+    if choices.triton:
         kernels = import_module("posttrainllm.pytorch.kernels")
     if choices.compiled:
         module.run_block = torch.compile(run_block, dynamic=False)

@@ -1,24 +1,25 @@
 """Whether Triton's kernels compute right on the device at hand, asked before the first step of a run.
 
 What this is: ``check_kernels``. On random tokens the fused layers must have autograd's gradients, and the cross-entropy
-kernel those of PyTorch's calls. A card, a driver or a compiler on which they fail trains with PyTorch's calls alone, slower and
+kernel those of PyTorch's calls. Where they fail, ``use_calls`` makes the step one of PyTorch's calls alone, slower and
 right, and the start display says why. It takes two steps' time, and the compiled kernels are those that the run needs anyway.
 What this is not: the tests (``tests/test_cuda.py``), which are far stricter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from posttrainllm.config import TrainConfig
-from posttrainllm.pytorch.arena import Arenas
+from posttrainllm.errors import EngineError
+from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
 from posttrainllm.pytorch.choices import Choices
 from posttrainllm.pytorch.gpt import GPT
-from posttrainllm.pytorch.loss import cross_entropy
+from posttrainllm.pytorch.loss import CrossEntropy, cross_entropy
 from posttrainllm.pytorch.optim import Optimizer
 from posttrainllm.pytorch.step import TrainingStep
 from posttrainllm.pytorch.trunk import AutogradTrunk
@@ -32,40 +33,77 @@ ROWS: Final = 64  # of logits
 def check_kernels(
     config: TrainConfig, choices: Choices, step: TrainingStep, module: GPT, arenas: Arenas
 ) -> str:
-    """Compare kernels with calls on random numbers; put the calls into the step where a kernel fails.
+    """Compare kernels with calls on random numbers. Gradients in the arena are lost. Returns what is wrong, or "".
 
-    Gradients in the arena are lost. Returns the reason for the replacement, or "".
-
-    Raises: torch.OutOfMemoryError.
+    Raises: torch.OutOfMemoryError; EngineError when the device does not answer any more.
     """
-    limit = ALLOWED[choices.precision]
-    plain = AutogradTrunk(module, arenas)
-    try:
-        fault = _of_loss(config, step, arenas, limit)
+    limit, device = ALLOWED[choices.precision], arenas.flat_params.device
+
+    def compare() -> str:
+        kind, padded = arenas.flat_working.dtype, arenas.padded.n_vocab
+        n_vocab = config.model.n_vocab
+        fault = _of_loss(step.cross_entropy, device, kind, n_vocab, padded, limit)
         if not fault and choices.fused:
-            fault = _of_layers(config, step, plain, arenas, limit)
+            fault = _of_layers(config, step, AutogradTrunk(module, arenas), arenas, limit)
+        return fault
+
+    return _fault(compare, device)
+
+
+def use_calls(config: TrainConfig, step: TrainingStep, module: GPT, arenas: Arenas) -> None:
+    """Put PyTorch's calls into the step, in place of Triton's kernels."""
+    step.trunk, step.cross_entropy = AutogradTrunk(module, arenas), cross_entropy
+    step.optimizer = Optimizer(arenas, config.optimizer)
+    step.reset()
+
+
+def check_loss(
+    kernel: CrossEntropy, choices: Choices, device: torch.device, kind: torch.dtype, n_vocab: int
+) -> str:
+    """Compare the cross-entropy kernel alone, on logits of type ``kind``; returns what is wrong, or "".
+
+    Raises: as ``check_kernels``.
+    """
+    padded = padded_vocabulary(n_vocab, choices.vocabulary_multiple)
+    limit = ALLOWED[choices.precision]
+    return _fault(lambda: _of_loss(kernel, device, kind, n_vocab, padded, limit), device)
+
+
+def _fault(compare: Callable[[], str], device: torch.device) -> str:
+    """What ``compare`` found, or what kept it from comparing."""
+    try:
+        return compare()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever Triton or a driver comes up with
         lines = str(error).strip().splitlines()
         fault = f"they do not run here: {type(error).__name__}: {lines[0] if lines else ''}"
-    if fault:
-        step.trunk, step.cross_entropy = plain, cross_entropy
-        step.optimizer = Optimizer(arenas, config.optimizer)
-        step.reset()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)  # what still runs would write into later gradients
+        except RuntimeError:
+            raise EngineError(
+                f"Triton's kernels broke the connection to the device: {fault}",
+                "add --set engine.triton=off",
+            ) from None
     return fault
 
 
-def _of_loss(config: TrainConfig, step: TrainingStep, arenas: Arenas, limit: float) -> str:
+def _of_loss(
+    kernel: CrossEntropy,
+    device: torch.device,
+    kind: torch.dtype,
+    n_vocab: int,
+    padded: int,
+    limit: float,
+) -> str:
     """The loss and its gradient, also of ignored targets."""
-    device, kind = arenas.flat_params.device, arenas.flat_working.dtype
     generator = torch.Generator(device).manual_seed(1)
-    n_vocab = config.model.n_vocab
-    logits = 3 * torch.randn((ROWS, arenas.padded.n_vocab), device=device, generator=generator)
+    logits = 3 * torch.randn((ROWS, padded), device=device, generator=generator)
     targets = torch.randint(-1, n_vocab, (ROWS,), device=device, generator=generator).int()
     scale = torch.full((), 1 / ROWS, device=device)
     found = []
-    for function in (cross_entropy, step.cross_entropy):
+    for function in (cross_entropy, kernel):
         loss, grad = function(logits.to(kind, copy=True), targets, scale, n_vocab)
         found.append({"the loss": loss, "the gradient of logits": grad.float()})
     return _difference(found[0], found[1], limit)
@@ -74,18 +112,20 @@ def _of_loss(config: TrainConfig, step: TrainingStep, arenas: Arenas, limit: flo
 def _of_layers(
     config: TrainConfig, step: TrainingStep, plain: AutogradTrunk, arenas: Arenas, limit: float
 ) -> str:
-    """The last layer's output and every parameter's gradient."""
+    """The last layer's output and every parameter's gradient: of two micro-batches, where the run has several."""
     model, device = config.model, arenas.flat_params.device
     shape = (config.data.batch_size, model.n_ctx)
     generator = torch.Generator(device).manual_seed(1)
     tokens = torch.randint(0, model.n_vocab, shape, device=device, generator=generator)
     grad = torch.randn((tokens.numel(), model.n_embd), device=device, generator=generator)
+    grad = grad.to(arenas.flat_working.dtype)
     found = []
     for trunk in (plain, step.trunk):
         arenas.flat_grads.zero_()
         with step.around(), torch.no_grad():
-            hidden = trunk.forward(tokens.int())
-            trunk.backward(grad.to(arenas.flat_working.dtype), True)
+            for first in (True, False) if config.data.accumulation > 1 else (True,):
+                hidden = trunk.forward(tokens.int())
+                trunk.backward(grad, first)
         found.append({"hidden": hidden.float(), **arenas.views(arenas.flat_grads.clone())})
     return _difference(found[0], found[1], limit)
 

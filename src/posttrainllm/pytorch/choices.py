@@ -8,6 +8,7 @@ What this is not: the doing (``step.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import EngineError
+from posttrainllm.pytorch.device import device_name
 
 Device = Literal["cpu", "cuda", "mps"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -43,6 +45,8 @@ KERNEL_SECONDS: Final = 2.2e-6
 CALLS_A_LAYER: Final = 45
 CALLS_AROUND: Final = 40
 """Kernels of a step that is not compiled: a layer's forward and backward, and what stands around the layers."""
+
+TRITON_MISSING: Final = "the package triton, part of PyTorch for Linux, is not installed"
 
 WIDEST: Final = 4096
 """C that the fused kernels take at most: a row must fit into one tile."""
@@ -75,8 +79,13 @@ class Choices:
         """The embedding's rows in memory are a multiple of this: tensor cores want one."""
         return 64 if self.device == "cuda" else 1
 
+    def refused(self, fault: str) -> Choices:
+        """The same without Triton's kernels, which were found wrong."""
+        reason = f"Triton's were refused: {fault}"
+        return dataclasses.replace(self, triton=False, fused=False, kernels_reason=reason)
+
     def info(self) -> dict[str, str | int]:
-        """As part of ``Engine.info``."""
+        """As part of ``engine_info``."""
         return {
             "precision": self.precision,
             "precision_reason": self.precision_reason,
@@ -89,8 +98,26 @@ class Choices:
         }
 
 
-def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Choices:
-    """Decide everything. ``device`` overrides the configuration's.
+def engine_info(
+    choices: Choices, device: torch.device, dtype: torch.dtype = torch.float32
+) -> dict[str, str | int]:
+    """``Engine.info`` of the engines here: PyTorch, the device, and what was chosen."""
+    return {
+        "engine": "torch",
+        "torch": torch.__version__,
+        "device": device.type,
+        "device_name": device_name(device),
+        "device_reason": choices.device_reason,
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        **choices.info(),
+    }
+
+
+def choose(
+    config: TrainConfig, device: Device | None, *, training: bool, divided: bool = False
+) -> Choices:
+    """Decide everything. ``device`` overrides the configuration's; ``divided``: a process holds a part of the model (FSDP).
 
     Raises: EngineError for what was asked for by name and is not there.
     """
@@ -101,7 +128,7 @@ def choose(config: TrainConfig, device: Device | None, *, training: bool) -> Cho
     compiled, why_compiled = False, "nothing is trained here"
     fused, why_fused = False, why_kernels
     if training:
-        fused, why_fused = _fused(config, triton, why_kernels)
+        fused, why_fused = _fused(config, triton, why_kernels, divided)
         if fused and config.engine.compile == "auto":  # GPT-2 124M: 57.7 ms fused, 59.0 compiled
             why_compiled = "the fused kernels are faster"
         else:
@@ -143,7 +170,13 @@ def as_before(config: TrainConfig, before: Mapping[str, Any]) -> TrainConfig:
         for key, value in left_open.items()
         if getattr(config.engine, key) == value and before.get(key)
     }
+    if before.get("device") == "cuda" and not _has_triton():  # then nothing can be as it was
+        changes = {key: value for key, value in changes.items() if value != "on"}
     return replace(config, changes)
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _precision(config: TrainConfig, device: Device) -> tuple[Precision, str]:
@@ -171,15 +204,17 @@ def _triton(
     Raises: EngineError where they were asked for and cannot run.
     """
     asked = config.engine.triton
+    if not training:
+        return False, "nothing is trained here"
     missing = ""
     if device != "cuda":
         missing = f"Triton is for CUDA, and the device is {device}"
-    elif importlib.util.find_spec("triton") is None:
-        missing = "the package triton, part of PyTorch for Linux, is not installed"
+    elif not _has_triton():
+        missing = TRITON_MISSING
     if missing and asked == "on":
         raise EngineError(missing, "leave engine.triton out")
-    if missing or not training:
-        return False, missing or "nothing is trained here"
+    if missing:
+        return False, missing
     if asked != "auto":
         return asked == "on", f"engine.triton is {asked}"
     if config.engine.compile == "on":
@@ -200,11 +235,13 @@ def _won(
     )
 
 
-def _fused(config: TrainConfig, triton: bool, why_not: str) -> tuple[bool, str]:
+def _fused(config: TrainConfig, triton: bool, why_not: str, divided: bool) -> tuple[bool, str]:
     """Whether layers run through the fused kernels of ``trunk_kernels.py``."""
     model = config.model
     if not triton:
         return False, why_not
+    if divided:
+        return False, "layers that are divided among processes are autograd's"
     if config.engine.compile == "on":
         return False, "torch.compile makes the layers' kernels"
     if model.dropout > 0:
@@ -221,6 +258,10 @@ def _compile(
 ) -> tuple[bool, str]:
     """Whether torch.compile translates the layers: when asked to, or when that wins its time back."""
     asked = config.engine.compile
+    if asked == "on" and device == "cuda" and not _has_triton():
+        raise EngineError(
+            f"torch.compile needs Triton: {TRITON_MISSING}", "leave engine.compile out"
+        )
     if asked != "auto":
         return asked == "on", "asked for"
     if device != "cuda" or not triton:

@@ -33,6 +33,11 @@ class ReplicaEngine(TorchEngine):
         whole = dict(params)
         super().load(whole, None if m is None else dict(m), None if v is None else dict(v))
 
+    def _agreed(self, refusal: str) -> str:
+        """One rank that refuses decides for all: an update by other kernels has other last digits."""
+        said = self._group.collected(bool(refusal))
+        return refusal or (f"rank {said.index(1)} refused them" if any(said) else "")
+
     def loss_sum(self, batch: Batch) -> float:
         """Add up the loss of this rank's rows, in nats."""
         return self.loss(batch) * batch.trained
@@ -54,8 +59,3 @@ class ReplicaEngine(TorchEngine):
     def write_moments(self, folder: Path) -> None:
         """Rank 0 has them all and writes them itself."""
         raise AssertionError("replicas have no moments to write apart")
-
-    def close(self) -> None:
-        """Free the caches and the graphs, before the connection ends."""
-        super().close()
-        self._step.forget_graphs()

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -52,14 +51,9 @@ from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
 from posttrainllm.pytorch.build import build_step
-from posttrainllm.pytorch.check import check_kernels
-from posttrainllm.pytorch.choices import Choices, Device, choose
-from posttrainllm.pytorch.device import (
-    attention_kernels,
-    device_name,
-    logits_limit,
-    matrix_precision,
-)
+from posttrainllm.pytorch.check import check_kernels, use_calls
+from posttrainllm.pytorch.choices import Choices, Device, choose, engine_info
+from posttrainllm.pytorch.device import attention_kernels, logits_limit, matrix_precision
 from posttrainllm.pytorch.gpt import GPT
 from posttrainllm.pytorch.loss import chunk_rows
 from posttrainllm.pytorch.optim import muon_names
@@ -94,7 +88,7 @@ class TorchEngine:
         memory is short.
         """
         if dtype == "float64":
-            config = with_settings(config, {"engine.precision": "float32"})
+            config = with_settings(config, {"engine.precision": "float32", "engine.triton": "off"})
         self.choices: Choices = choose(config, device, training=training)
         chosen = self.choices.device
         if chosen == "mps" and dtype == "float64":
@@ -134,17 +128,8 @@ class TorchEngine:
     @property
     def info(self) -> dict[str, str | int]:
         """See ``Engine.info``."""
-        return {
-            "engine": self.name,
-            "torch": torch.__version__,
-            "device": self._device.type,
-            "device_name": device_name(self._device),
-            "device_reason": self.choices.device_reason,
-            "threads": torch.get_num_threads(),
-            "dtype": str(self._dtype).removeprefix("torch."),
-            **self.choices.info(),
-            **({"writing": self._writer.trouble} if self._writer.trouble else {}),
-        }
+        info = engine_info(self.choices, self._device, self._dtype)
+        return info | ({"writing": self._writer.trouble} if self._writer.trouble else {})
 
     @property
     def nbytes(self) -> int:
@@ -236,14 +221,21 @@ class TorchEngine:
 
     def _record(self) -> None:
         """Check the kernels on this device, and record the step, compiled where that is chosen."""
-        if self.choices.triton:
-            fault = check_kernels(self.config, self.choices, self._step, self.trained, self._arenas)
-            if fault:
-                reason = f"Triton's were refused: {fault}"
-                self.choices = replace(
-                    self.choices, triton=False, fused=False, kernels_reason=reason
-                )
+        fault = self._agreed(self._refusal())
+        if fault and self.choices.triton:
+            use_calls(self.config, self._step, self.trained, self._arenas)
+            self.choices = self.choices.refused(fault)
         self._step.capture(self.config)
+
+    def _refusal(self) -> str:
+        """Why Triton's kernels do not run here, or ""."""
+        if not self.choices.triton:
+            return self.choices.kernels_reason
+        return check_kernels(self.config, self.choices, self._step, self.trained, self._arenas)
+
+    def _agreed(self, refusal: str) -> str:
+        """Make one of the refusals of all that train together: here there is nobody else."""
+        return refusal
 
     def state(self) -> State:
         """See ``Engine.state``."""
@@ -308,7 +300,7 @@ class TorchEngine:
             return _array(self._writer.decode(self._tokens(tokens[:, None])[:, 0]))
 
     def close(self) -> None:
-        """Free caches and graphs; the rest goes with the engine."""
+        """Free caches and graphs, without which a step runs call by call; the rest goes with the engine."""
         self._writer.forget()
         if self._training:
             self._step.forget_graphs()

@@ -23,17 +23,13 @@ from torch.nn.attention import sdpa_kernel
 from posttrainllm.config import TrainConfig
 from posttrainllm.engines.base import F32, I32, Batch, State, StepResult, StepScalars, check_memory
 from posttrainllm.errors import EngineError
-from posttrainllm.pytorch.choices import Device, choose
-from posttrainllm.pytorch.device import (
-    attention_kernels,
-    device_name,
-    logits_limit,
-    matrix_precision,
-)
+from posttrainllm.pytorch.check import check_loss
+from posttrainllm.pytorch.choices import Device, choose, engine_info
+from posttrainllm.pytorch.device import attention_kernels, logits_limit, matrix_precision
 from posttrainllm.pytorch.distributed_group import Group
 from posttrainllm.pytorch.engine import saved_numbers
 from posttrainllm.pytorch.gpt import GPT, IGNORED_TARGET, Cache
-from posttrainllm.pytorch.loss import chunk_rows, cross_entropy
+from posttrainllm.pytorch.loss import CrossEntropy, chunk_rows, cross_entropy
 from posttrainllm.pytorch.sharded_files import write_shards
 from posttrainllm.pytorch.sharded_model import Head, Work
 from posttrainllm.pytorch.sharded_optim import ShardedAdamW
@@ -58,7 +54,7 @@ class ShardedEngine:
         self._group = group
         self._device = group.device
         kind: Device = "cuda" if group.device.type == "cuda" else "cpu"
-        self.choices = choose(config, kind, training=True)
+        self.choices = choose(config, kind, training=True, divided=True)
         self._dtype = torch.bfloat16 if self.choices.precision == "bf16" else torch.float32
         if kind == "cpu":
             check_memory(self.name, self.nbytes)
@@ -74,9 +70,12 @@ class ShardedEngine:
     def _sharded(self) -> tuple[Work, FSDPModule]:
         """The model and what FSDP made of it, the same object: made without values, cut, and then allocated."""
         n_vocab = self.config.model.n_vocab
-        kernel = cross_entropy
+        kernel: CrossEntropy = cross_entropy
         if self.choices.triton:
             from posttrainllm.pytorch.kernels import cross_entropy as kernel
+
+            if fault := check_loss(kernel, self.choices, self._device, self._dtype, n_vocab):
+                self.choices, kernel = self.choices.refused(fault), cross_entropy
         rows = chunk_rows(n_vocab, self._dtype.itemsize, logits_limit(self._device))
         with torch.device("meta"):
             head = Head(rows, kernel, self.choices.vocabulary_multiple)
@@ -103,17 +102,7 @@ class ShardedEngine:
     @property
     def info(self) -> dict[str, str | int]:
         """See ``Engine.info``."""
-        return {
-            "engine": self.name,
-            "torch": torch.__version__,
-            "device": self._device.type,
-            "device_name": device_name(self._device),
-            "device_reason": self.choices.device_reason,
-            "threads": torch.get_num_threads(),
-            "dtype": "float32",
-            **self.choices.info(),
-            "step": "call by call",
-        }
+        return {**engine_info(self.choices, self._device), "step": "call by call"}
 
     @property
     def nbytes(self) -> int:
