@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -29,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from gpu_common import batches
-from torch_probes import FORMS, profile
+from torch_probes import FORMS, first_steps, profile
 
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engines.base import Batch, StepScalars
@@ -328,49 +326,6 @@ def keep_records(found: dict[str, Any], out: Path) -> None:
         write_record(record, out)
 
 
-SHORT = """import sys, time
-began = time.perf_counter()
-import torch
-imported = time.perf_counter()
-sys.path[:0] = ["bench/gpu", "src"]
-import torch_h200
-config = torch_h200.config_of("small", "training.steps=50", sys.argv[1])
-engine = torch_h200.opened(config)
-torch_h200.train(engine, config, 1)
-print("%.2f %.2f" % (imported - began, time.perf_counter() - began), engine.info["kernels"], engine.info["kernels_reason"])
-"""
-
-
-def first() -> dict[str, Any]:
-    """A run of 50 steps from a cold start: seconds from Python's start to the first step's loss, in processes of their own.
-
-    A machine may come without the libraries' bytecode and unable to keep it, so it is kept elsewhere for the later ones.
-    """
-    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(GIVEN.out / "bytecode")}
-    auto, on = "engine.triton=auto", "engine.triton=on"
-    found = {}
-    for name, setting, more in (
-        ("as the machine is", auto, {}),
-        ("again", auto, {}),
-        ("writing bytecode", auto, kept),
-        ("with bytecode", auto, kept),
-        ("with bytecode, Triton", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
-        ("with bytecode, Triton again", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
-    ):
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", SHORT, setting],
-            capture_output=True, text=True, env=os.environ | more,
-        )  # fmt: skip
-        found[name] = {
-            "process_s": round(time.perf_counter() - began, 2),
-            "import torch, first step; kernels": done.stdout.strip() or done.stderr[-500:],
-        }
-        print("first", name, json.dumps(found[name]), flush=True)
-    shutil.rmtree(GIVEN.out / "bytecode", ignore_errors=True)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -384,7 +339,7 @@ def main() -> None:
     GIVEN.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "info": info, "kernels": kernels, "parity": parity, "bf16": bf16, "dropout": dropout,
-        "steps": steps, "first": first, "profile": lambda: profile(opened, config_of, random_batches, within), "levers": levers,
+        "steps": steps, "first": lambda: first_steps(GIVEN.out), "profile": lambda: profile(opened, config_of, random_batches, within), "levers": levers,
     }  # fmt: skip
     results: dict[str, Any] = {}
     for part in GIVEN.parts.split(","):

@@ -1,8 +1,15 @@
-"""Where the time of a training step on a CUDA card goes, kernel by kernel."""
+"""Where the time of a training step on a CUDA card goes, kernel by kernel, and that of a run's start."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from posttrainllm.engines.base import StepScalars
@@ -56,4 +63,47 @@ def profile(
             print("\n".join(lines), flush=True)
             found[f"{preset} {form}"] = {"ms": total, "kernels": calls, "rows": lines}
             engine.close()
+    return found
+
+
+SHORT = """import sys, time
+began = time.perf_counter()
+import torch
+imported = time.perf_counter()
+sys.path[:0] = ["bench/gpu", "src"]
+import torch_h200
+config = torch_h200.config_of("small", "training.steps=50", sys.argv[1])
+engine = torch_h200.opened(config)
+torch_h200.train(engine, config, 1)
+print("%.2f %.2f" % (imported - began, time.perf_counter() - began), engine.info["kernels"], engine.info["kernels_reason"])
+"""
+
+
+def first_steps(out: Path) -> dict[str, Any]:
+    """A run of 50 steps from a cold start: seconds from Python's start to the first step's loss, in processes of their own.
+
+    A machine may come without the libraries' bytecode and unable to keep it, so it is kept elsewhere for the later ones.
+    """
+    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(out / "bytecode")}
+    auto, on = "engine.triton=auto", "engine.triton=on"
+    found = {}
+    for name, setting, more in (
+        ("as the machine is", auto, {}),
+        ("again", auto, {}),
+        ("writing bytecode", auto, kept),
+        ("with bytecode", auto, kept),
+        ("with bytecode, Triton", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
+        ("with bytecode, Triton again", on, kept | {"TRITON_CACHE_DIR": "/tmp/triton-of-first"}),
+    ):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", SHORT, setting],
+            capture_output=True, text=True, env=os.environ | more,
+        )  # fmt: skip
+        found[name] = {
+            "process_s": round(time.perf_counter() - began, 2),
+            "import torch, first step; kernels": done.stdout.strip() or done.stderr[-500:],
+        }
+        print("first", name, json.dumps(found[name]), flush=True)
+    shutil.rmtree(out / "bytecode", ignore_errors=True)
     return found
