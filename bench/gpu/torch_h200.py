@@ -339,7 +339,8 @@ def main() -> None:
     GIVEN.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "info": info, "kernels": kernels, "parity": parity, "bf16": bf16, "dropout": dropout,
-        "steps": steps, "first": lambda: first_steps(GIVEN.out), "profile": lambda: profile(opened, config_of, random_batches, within), "levers": levers,
+        "steps": steps, "first": lambda: first_steps(GIVEN.out), "levers": levers,
+        "profile": lambda: profile(opened, config_of, random_batches, within),
     }  # fmt: skip
     results: dict[str, Any] = {}
     for part in GIVEN.parts.split(","):
