@@ -101,7 +101,7 @@ def test_the_example_runs_and_its_outputs_teach_what_it_says(tmp_path, manager):
         (training, "finished 400 steps"),
         (other, "finished 400 steps"),
         (more, "finished 600 steps"),
-        (further, "finished 20 steps"),
+        (further, "finished 10 steps"),
     )
     for shown, words in expected:
         assert [output.output_type for output in shown] == ["display_data"], (
@@ -152,5 +152,6 @@ def test_an_interrupt_saves_says_how_to_go_on_and_returns_the_run(tmp_path, mana
         [error] = kernel.run("posttrainllm.resume('lnog')")
         assert error["ename"] == "CheckpointError"
         assert "did you mean" in error["evalue"]
+        assert error["traceback"] == [f"CheckpointError: {error['evalue']}"]
     finally:
         kernel.client.stop_channels()

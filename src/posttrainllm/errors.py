@@ -31,6 +31,10 @@ class PosttrainError(Exception):
         self.message = message
         self.hint = hint
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show: the two lines, as the command line does; ``%debug`` still finds the place."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(PosttrainError):
     """A setting that cannot be used."""
