@@ -27,12 +27,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n_vocab", "padded"), [(256, 256), (1000, 1024), (50257, 50304)])
+@pytest.mark.parametrize(
+    ("n_vocab", "padded"),
+    [
+        (1, 64), (19, 64), (64, 64), (256, 256), (1000, 1024), (16384, 16384), (16385, 16448),
+        (16000, 40000), (50257, 50304),
+    ],
+)  # fmt: skip
 def test_cross_entropy_kernel_is_that_of_the_calls(dtype: Any, n_vocab: int, padded: int) -> None:
     torch.manual_seed(0)
     logits = (3 * torch.randn(37, padded, device=DEVICE)).to(dtype)
     targets = torch.randint(0, n_vocab, (37,), device=DEVICE, dtype=torch.int32)
-    targets[5:9] = -1
+    targets[5:9] = torch.tensor([-1, -1, -100, -(2**31)], device=DEVICE, dtype=torch.int32)
+    targets[9:11] = torch.tensor([0, n_vocab - 1], device=DEVICE, dtype=torch.int32)
     scale = torch.tensor(0.25, device=DEVICE)
     wanted, grads = by_calls.cross_entropy(logits.double(), targets, scale.double(), n_vocab)
     got, found = kernels.cross_entropy(logits.clone(), targets, scale, n_vocab)
@@ -40,7 +47,8 @@ def test_cross_entropy_kernel_is_that_of_the_calls(dtype: Any, n_vocab: int, pad
     limit = 2**-8 if dtype == torch.bfloat16 else 1e-6
     assert (found.double() - grads).abs().max() <= limit * 0.25
     assert not found[:, n_vocab:].any()
-    logits[0, 3] = torch.nan
+    assert not found[5:9].any()
+    logits[0, n_vocab // 2] = torch.nan
     assert kernels.cross_entropy(logits, targets, scale, n_vocab)[0].isnan()
 
 

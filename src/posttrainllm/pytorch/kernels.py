@@ -50,9 +50,9 @@ def _cross_entropy(
     for start in range(0, WHOLE, TILE):
         z = tl.load(logits + start + columns, eviction_policy="evict_last").to(tl.float32)
         highest, total = _online(z, highest, total)
-    if padded > WHOLE:
+    for start in range(WHOLE, padded, TILE):
         # Not masked by n_vocab: that would be no multiple of a load's width, and loads would be of single numbers.
-        at = WHOLE + columns
+        at = start + columns
         z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
         highest, total = _online(tl.where(at < n_vocab, z, -float("inf")), highest, total)
     top = tl.max(highest, 0)
@@ -63,8 +63,8 @@ def _cross_entropy(
         z = tl.load(place, eviction_policy="evict_first").to(tl.float32)
         grad = tl.exp(z - lse) * factor
         tl.store(place, grad.to(logits.dtype.element_ty), eviction_policy="evict_first")
-    if padded > WHOLE:
-        at = WHOLE + columns
+    for start in range(WHOLE, padded, TILE):
+        at = start + columns
         z = tl.load(logits + at, mask=at < padded, other=0.0).to(tl.float32)
         grad = tl.where(at < n_vocab, tl.exp(z - lse) * factor, 0.0)
         tl.store(logits + at, grad.to(logits.dtype.element_ty), mask=at < padded)
