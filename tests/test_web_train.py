@@ -187,6 +187,25 @@ KEEP_DEVICE = """() => {
 }"""
 
 
+def test_the_curve_is_drawn_where_the_language_is_none(visitor: Visit) -> None:
+    visitor.page.add_init_script(
+        "Object.defineProperty(Navigator.prototype, 'language', { get: () => 'C' })"
+    )
+    visitor.start(short_run())
+    visitor.reach(5)
+    visitor.page.locator(".chart canvas").wait_for()
+    assert not visitor.complaints
+
+
+def test_a_curve_that_cannot_be_loaded_is_told_in_words(visitor: Visit) -> None:
+    visitor.page.route(re.compile(r"/_astro/uPlot[^/]*\.js"), lambda route: route.abort())
+    visitor.start(short_run())
+    visitor.page.get_by_text("The curve could not be loaded").wait_for()
+    visitor.reach(5)
+    assert visitor.complaints == ["Failed to load resource: net::ERR_FAILED"]
+    visitor.complaints.clear()
+
+
 def test_without_webgpu_the_page_says_why_and_takes_wasm(visitor: Visit) -> None:
     page = visitor.open("train/", preset="tiny")
     page.get_by_text("WebAssembly: WebGPU is there but gives no adapter").wait_for()
