@@ -1,4 +1,4 @@
-"""What README, the tour and the page of formats tell people to type works: their blocks are run as they stand."""
+"""What README, the tour and the pages of notebooks and formats tell people to type works: their blocks are run as they stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ["README.md", "docs/tour.md", "docs/formats.md"]
+PAGES = ["README.md", "docs/tour.md", "docs/notebook.md", "docs/formats.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -144,7 +144,7 @@ def _line(drawn: Drawn, x: _Scale, y: _Scale) -> str:
     parts = []
     if noisy:
         parts.append(_path(across, down, f'{colour} stroke-width="1" opacity="0.35"'))
-    shown = _moving_mean(down, max(2, len(down) // 25)) if noisy else down
+    shown = _moving_mean(down, max(2, len(down) // 40)) if noisy else down
     thickness = 1.2 if drawn.dots else 2
     parts.append(_path(across, shown, f'{colour}{dash} stroke-width="{thickness}"'))
     if drawn.dots or len(down) == 1:

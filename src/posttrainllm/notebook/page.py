@@ -75,7 +75,7 @@ def written(sample: tuple[int, str, str] | None) -> str:
     if sample is None:
         return ""
     step, prompt, text = sample
-    style = "white-space:pre-wrap;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:20em;overflow:auto"
+    style = "white-space:pre-wrap;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
     return (
         f'<div style="{DIM}">sample at step {step:,}</div><pre style="{style}">'
         f'<span style="{DIM}">{escape(printable(prompt))}</span>{escape(printable(text))}</pre>'
@@ -145,7 +145,7 @@ def end_html(progress: Progress, outcome: Outcome, told: Sequence[str] = ()) -> 
     """A run that ended: what it came to, its curve, what it wrote and what to do next."""
     took = f" in {clock(progress.elapsed)}"
     if not outcome.finished:
-        took = f" of {progress.steps:,}, {clock(progress.elapsed)}; all of them are saved"
+        took = f" of {progress.steps:,} in {clock(progress.elapsed)}, and saved"
     judged = [row for row in end_rows(progress, outcome) if row[0] != "counting reaches"]
     rows = [(label, value) for label, value in start_rows(progress.start) if label != "counting"]
     return block(
