@@ -305,6 +305,28 @@ def test_an_engine_for_inference_has_no_room_for_gradients() -> None:
     assert engine.info["compile_reason"] == "nothing is trained here"
 
 
+def test_a_token_of_a_small_model_is_one_threads_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(engine__threads=2)
+    engine, seen = engine_of(config, "float32"), []
+    taken = Writer._next
+
+    def seeing(writer: Writer, *given: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return taken(writer, *given)
+
+    monkeypatch.setattr(Writer, "_next", seeing)
+    prompt, token = np.zeros((2, 3), np.int32), np.zeros(2, np.int32)
+    engine.prefill(prompt)
+    few = engine.decode(token)
+    monkeypatch.setattr("posttrainllm.pytorch.writer.LITTLE", 2 * config.model.parameters() - 1)
+    engine.prefill(prompt)
+    many = engine.decode(token)
+    assert seen == [1, 2]
+    assert torch.get_num_threads() == 2
+    assert np.abs(few - many).max() <= 1e-5
+    torch.set_num_threads(1)
+
+
 def test_a_cache_that_is_looked_at_whole_gives_the_same_logits() -> None:
     config = config_of()
     module = engine_of(config).module
