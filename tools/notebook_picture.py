@@ -24,9 +24,8 @@ LOOK = "background:#fff;color:#111;font:14px system-ui,sans-serif;margin:16px"
 
 def step_of(shown: Bundle) -> int:
     """The step of a page, from its plain form: "small-001: step 1,250 of 1,500, loss 1.662"."""
-    return int(
-        re.search(r"step ([\d,]+) of", shown["text/plain"] + "step 0 of")[1].replace(",", "")
-    )
+    found = re.search(r"step ([\d,]+) of", shown["text/plain"])
+    return int(found[1].replace(",", "")) if found else 0
 
 
 def main() -> None:

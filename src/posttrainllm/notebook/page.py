@@ -259,7 +259,7 @@ def _bar(share: float) -> str:
     """A bar that needs neither a style sheet nor a colour of the page."""
     percent = 100 * min(1.0, max(0.0, share))
     return (
-        f'<div role="progressbar" aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100" '
+        f'<div role="progressbar" aria-label="steps done, percent" aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100" '
         'style="height:6px;border-radius:3px;margin:0.3em 0;background:rgba(127,127,127,0.25)">'
         f'<div style="height:100%;border-radius:3px;width:{percent:.1f}%;background:{BLUE}"></div></div>'
     )
