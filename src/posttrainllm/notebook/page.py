@@ -75,7 +75,7 @@ def written(sample: tuple[int, str, str] | None) -> str:
     if sample is None:
         return ""
     step, prompt, text = sample
-    style = "white-space:pre-wrap;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
+    style = "font-family:ui-monospace,monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
     return (
         f'<div style="{DIM}">sample at step {step:,}</div><pre style="{style}">'
         f'<span style="{DIM}">{escape(printable(prompt))}</span>{escape(printable(text))}</pre>'
