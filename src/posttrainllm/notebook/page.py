@@ -43,6 +43,10 @@ DIM = "opacity:0.7"
 MARK = f"border-left:3px solid {ORANGE};padding-left:0.6em;margin:0.3em 0"
 
 
+PRE = (  # a notebook's own style may break words anywhere, in letters of any width
+    "font-family:ui-monospace,monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+    "margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
+)
 CODE = (
     "display:block;background:rgba(127,127,127,0.15);border-radius:3px;padding:0.1em 0.6em;margin:0 0 0.3em;"
     "white-space:pre-wrap;overflow-wrap:anywhere;color:inherit"
@@ -75,9 +79,8 @@ def written(sample: tuple[int, str, str] | None) -> str:
     if sample is None:
         return ""
     step, prompt, text = sample
-    style = "font-family:ui-monospace,monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
     return (
-        f'<div style="{DIM}">sample at step {step:,}</div><pre style="{style}">'
+        f'<div style="{DIM}">sample at step {step:,}</div><pre style="{PRE}">'
         f'<span style="{DIM}">{escape(printable(prompt))}</span>{escape(printable(text))}</pre>'
     )
 
