@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,6 +187,15 @@ def test_same_seed_gives_bit_identical_losses() -> None:
     first, second = (train(engine_of(config_of(), "float32"), 20) for _ in range(2))
     assert first == second
     assert first[-1].loss < first[0].loss
+
+
+def test_engines_in_threads_draw_the_masks_that_they_draw_alone() -> None:
+    config = config_of(model__dropout=0.3)
+    wanted = train(engine_of(config, "float32"), 30)
+    engines = [engine_of(config, "float32") for _ in range(3)]
+    with ThreadPoolExecutor(len(engines)) as pool:
+        for found in pool.map(partial(train, steps=30), engines):
+            assert found == wanted
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,7 @@ from posttrainllm.pytorch.trunk import Trunk
 SLOTS = 8  # pinned buffers: how many steps the host may be ahead of the device
 READ_EVERY_S = 0.1  # results are copied back this often, or every READ_EVERY steps
 READ_EVERY = 64
+SEEDING = RLock()
 
 
 class Reduce(Protocol):
@@ -340,7 +342,7 @@ class _Results:
 
 @contextmanager
 def seeded(device: torch.device, seed: int | None) -> Iterator[None]:
-    """Draw from generators that start at ``seed``; the caller's stay where they are.
+    """Draw from generators that start at ``seed``; the caller's stay where they are. One thread at a time: they are the process's.
 
     On MPS torch cannot put its generator back. Nothing is done without a seed.
     """
@@ -351,13 +353,14 @@ def seeded(device: torch.device, seed: int | None) -> Iterator[None]:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         generators = [torch.cuda.default_generators[index]]
-    states = [generator.get_state() for generator in generators]
-    try:
-        if device.type == "mps":
-            torch.mps.manual_seed(seed)
-        for generator in generators:
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    with SEEDING:
+        states = [generator.get_state() for generator in generators]
+        try:
+            if device.type == "mps":
+                torch.mps.manual_seed(seed)
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
