@@ -19,7 +19,7 @@ from posttrainllm.machine import available_threads
 torch = require("torch")
 
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
-from posttrainllm.pytorch.engine import TorchEngine, saved_numbers  # noqa: E402
+from posttrainllm.pytorch.engine import TorchEngine, saved_numbers, vector_numbers  # noqa: E402
 from posttrainllm.pytorch.optim import Optimizer  # noqa: E402
 from torch_cases import (  # noqa: E402
     config_of,
@@ -27,6 +27,7 @@ from torch_cases import (  # noqa: E402
     largest_difference,
     parts,
     random_batch,
+    random_params,
     scalars_of,
     train,
 )
@@ -189,6 +190,13 @@ def test_same_seed_gives_bit_identical_losses() -> None:
     assert first[-1].loss < first[0].loss
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_vectors_are_counted_as_the_model_has_them(tied: bool) -> None:
+    config = config_of(model__n_inner=31, model__tied=tied)
+    sizes = [np.size(value) for value in random_params(config).values() if np.ndim(value) < 2]
+    assert vector_numbers(config.model) == sum(sizes)
+
+
 def test_engines_in_threads_draw_the_masks_that_they_draw_alone() -> None:
     config = config_of(model__dropout=0.3)
     wanted = train(engine_of(config, "float32"), 30)
@@ -312,7 +320,7 @@ def test_info_says_what_runs() -> None:
         "kernels_reason": "Triton is for CUDA, and the device is cpu",
         "triton": "off",
         "compile": "off",
-        "compile_reason": "automatic on CUDA with Triton only",
+        "compile_reason": "automatic on CUDA where Triton's kernels run",
     }
 
 

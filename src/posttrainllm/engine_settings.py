@@ -63,8 +63,8 @@ class EngineConfig(Section):
     )
     triton: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="torch's own kernels on CUDA, translated by Triton when a run starts; auto takes "
-        "them when the run is long enough to win the time back",
+        description="kernels written for torch on CUDA, which Triton translates when a run starts; "
+        "auto takes them when the run is long enough to win the time back",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         default="ddp",

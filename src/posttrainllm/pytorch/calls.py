@@ -13,9 +13,14 @@ Letters of shapes: N rows (B*T), C n_embd, F width of the MLP, P parts.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+PARTS: Final = 264
+"""Most partial sums that operations for CUDA write: a program each, two for each multiprocessor of a large card."""
 
 
 def parts(rows: int) -> int:

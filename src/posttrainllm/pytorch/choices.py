@@ -265,7 +265,7 @@ def _compile(
     if asked != "auto":
         return asked == "on", "asked for"
     if device != "cuda" or not triton:
-        return False, "automatic on CUDA with Triton only"
+        return False, "automatic on CUDA where Triton's kernels run"
     return _won(config, precision, GAIN, COMPILE_SECONDS)
 
 

@@ -51,6 +51,7 @@ from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
 from posttrainllm.pytorch.build import build_step
+from posttrainllm.pytorch.calls import PARTS
 from posttrainllm.pytorch.check import check_kernels, use_calls
 from posttrainllm.pytorch.choices import Choices, Device, choose, engine_info
 from posttrainllm.pytorch.device import attention_kernels, logits_limit, matrix_precision
@@ -137,14 +138,15 @@ class TorchEngine:
         return self._arenas.nbytes + (self._transient() if self._training else 0)
 
     def _transient(self) -> int:
-        """Bytes between the first kernel of a step and its last: what autograd keeps, and gradients of parameters."""
+        """Bytes between the first kernel of a step and its last: what autograd keeps, gradients of parameters, partial sums."""
         model = self.config.model
         rows = self.config.data.batch_size * model.n_ctx
         chunk = min(
             rows, chunk_rows(model.n_vocab, self._working.itemsize, logits_limit(self._device))
         )
         numbers = saved_numbers(model, rows) + 2 * chunk * model.n_vocab + model.parameters()
-        return numbers * self._working.itemsize
+        sums = PARTS * vector_numbers(model) * self._dtype.itemsize if self.choices.fused else 0
+        return numbers * self._working.itemsize + sums
 
     def _check_memory(self) -> None:
         """Ask for what is taken here and while training, with the copies of the state of a checkpoint."""
@@ -356,6 +358,11 @@ def saved_numbers(model: GPTConfig, rows: int) -> int:
     """
     layer = 8 * model.n_embd + 2 * model.inner + model.n_head + 4
     return rows * (model.n_layer * layer + 3 * model.n_embd)
+
+
+def vector_numbers(model: GPTConfig) -> int:
+    """Count the numbers of biases and LayerNorms: two norms and four biases a layer, and the last norm."""
+    return model.n_layer * (9 * model.n_embd + model.inner) + 2 * model.n_embd
 
 
 def _check(views: Mapping[str, torch.Tensor], values: Tensors) -> None:

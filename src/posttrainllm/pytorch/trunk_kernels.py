@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from posttrainllm.pytorch.calls import PARTS
 from posttrainllm.pytorch.embedding_kernels import embedding_backward, token_order
 
 __all__ = [
     "embedding_backward", "gelu", "gelu_backward", "join", "layernorm", "layernorm_backward", "parts", "token_order",
 ]  # fmt: skip
 
-PARTS = 264  # programs that add up over rows: two for each multiprocessor of a large card
 TILE = 4096  # numbers of a tile, and so C at most (choices.WIDEST)
 THREAD = 32  # numbers of a tile that a thread has
 
