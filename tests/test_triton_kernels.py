@@ -20,7 +20,9 @@ from posttrainllm.pytorch.arena import Arenas  # noqa: E402
 from torch_cases import config_of  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LARGE = [(512, 48, 192), (3001, 96, 300), (4096, 768, 3072)] if DEVICE == "cuda" else []
+LARGE = (
+    [(301, 48, 100), (512, 48, 192), (3001, 96, 300), (4096, 768, 3072)] if DEVICE == "cuda" else []
+)
 
 # Interpreted exponentials overflow to infinity with a word of numpy's, as they do on a card without one.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -90,12 +92,14 @@ def test_update_kernels_are_those_of_the_calls(kind: str, bad: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("rows", "width", "inner"),
-    [(7, 20, 36), (301, 48, 100), *LARGE],
+    [(1, 1, 4), (7, 20, 36), (21, 8, 33), (61, 48, 100), *LARGE],
 )
 def test_fused_kernels_are_those_of_the_calls(
-    dtype: Any, rows: int, width: int, inner: int
+    dtype: Any, rows: int, width: int, inner: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
+    if rows < 100:  # several turns, tiles of several rows, the last ones not full
+        monkeypatch.setattr(trunk_kernels, "PARTS", 8)
     limit = 2e-5 if dtype == torch.float32 else 2**-7
 
     def draw(*shape: int) -> Any:
@@ -170,3 +174,18 @@ def test_embedding_kernel_adds_every_row_to_its_token(
         found.append(got)
     assert torch.equal(*found)
     assert ((found[0].double() - wanted).abs() / size.clamp(min=1e-30)).max() <= 16 * 2**-23
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[32, 32, 64], [31, 2, 31], [1, 63, 1], [33, 31], [40, 17 * 32, 8], [16 * 32 + 32], [33 * 32, 1], [5, 16 * 32 + 27, 32]],
+)  # fmt: skip
+def test_embedding_kernel_adds_runs_that_end_where_pieces_do(runs: list[int]) -> None:
+    tokens = torch.repeat_interleave(torch.arange(len(runs)), torch.tensor(runs)).int().to(DEVICE)
+    tokens = tokens[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1))]
+    grad = torch.ones(len(tokens), 17, device=DEVICE)
+    table = torch.zeros(len(runs) + 1, 17, device=DEVICE)
+    order = embedding_kernels.token_order(tokens[None])
+    embedding_kernels.embedding_backward(grad, order, table)
+    assert table[:, 3].tolist() == [*runs, 0]
+    assert table.min(1).values.equal(table.max(1).values)
