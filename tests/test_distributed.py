@@ -18,6 +18,7 @@ from distributed_job import CASES, STEPS, config_of, measured  # noqa: E402
 from posttrainllm.errors import ConfigError, EngineError  # noqa: E402
 from posttrainllm.pytorch import distributed_engine  # noqa: E402
 from posttrainllm.pytorch.distributed_reducer import bits, bucket_edges  # noqa: E402
+from posttrainllm.pytorch.distributed_replica import ReplicaEngine  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.ranks import Ranks, check_divisible, ranks_here  # noqa: E402
 
@@ -150,3 +151,14 @@ def test_an_older_pytorch_that_cannot_shard_is_named(monkeypatch):
     with pytest.raises(EngineError, match="needs a newer PyTorch than") as error:
         distributed_engine.rank_engine(config_of(8, 1, "fsdp"), group)
     assert error.value.hint.endswith("--parallel ddp")
+
+
+def test_a_replica_that_refuses_kernels_decides_for_all():
+    engine = object.__new__(ReplicaEngine)
+    for others, own, wanted in (
+        ([0, 0], "", ""),
+        ([0, 1], "", "rank 1 refused them"),
+        ([1, 0], "wte.weight is off", "wte.weight is off"),
+    ):
+        engine._group = SimpleNamespace(collected=lambda number, others=others: others)
+        assert engine._agreed(own) == wanted
