@@ -174,12 +174,15 @@ def test_a_machine_without_triton_goes_on_with_a_run_that_had_it(
             choose(torch_config(**{f"engine__{key}": "on"}), None, training=True)
 
 
-def test_layers_that_are_divided_are_autograds_and_compiled_in_a_long_run(card: None) -> None:
+def test_layers_that_are_divided_are_autograds(card: None) -> None:
     config = torch_config("large", training__steps=10**6)
     chosen = choose(config, None, training=True, divided=True)
-    assert (chosen.triton, chosen.fused, chosen.compiled) == (True, False, True)
+    assert (chosen.triton, chosen.fused, chosen.compiled) == (True, False, False)
     assert "divided" in chosen.kernels_reason
+    assert "divided" in chosen.compile_reason
     assert choose(config, None, training=True).fused
+    asked = choose(replace(config, {"engine.compile": "on"}), None, training=True, divided=True)
+    assert asked.compiled
 
 
 def test_who_only_writes_is_not_asked_for_triton() -> None:

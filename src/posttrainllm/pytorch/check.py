@@ -126,7 +126,8 @@ def _of_layers(
             for first in (True, False) if config.data.accumulation > 1 else (True,):
                 hidden = trunk.forward(tokens.int())
                 trunk.backward(grad, first)
-        found.append({"hidden": hidden.float(), **arenas.views(arenas.flat_grads.clone())})
+        grads = arenas.flat_grads if found else arenas.flat_grads.clone()
+        found.append({"hidden": hidden.float(), **arenas.views(grads)})
     return _difference(found[0], found[1], limit)
 
 
