@@ -119,7 +119,7 @@ def _of_layers(
     tokens = torch.randint(0, model.n_vocab, shape, device=device, generator=generator)
     grad = torch.randn((tokens.numel(), model.n_embd), device=device, generator=generator)
     grad = grad.to(arenas.flat_working.dtype)
-    found = []
+    found: list[dict[str, Tensor]] = []
     for trunk in (plain, step.trunk):
         arenas.flat_grads.zero_()
         with step.around(), torch.no_grad():
