@@ -95,7 +95,9 @@ def test_the_example_runs_and_its_outputs_teach_what_it_says(tmp_path, manager):
     finally:
         client.kc.stop_channels()
     outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
-    nothing, training, run, losses, other, comparison, more, written, bard, further = outputs
+    nothing, training, run, losses, other, comparison, more, written, bard, further, looked = (
+        outputs
+    )
     assert nothing == []
     expected = (
         (training, "finished 400 steps"),
@@ -123,6 +125,9 @@ def test_the_example_runs_and_its_outputs_teach_what_it_says(tmp_path, manager):
     assert comparison[0].data["text/html"].count("<svg") == 4
     assert len(written[0].text) > 150
     assert len(bard[0].text) > 100
+    assert looked[0].data["text/plain"].startswith("Inspection(57 tokens")
+    assert "what comes next" in looked[0].data["text/html"]
+    assert "<svg" in looked[0].data["text/html"]
 
 
 def test_an_interrupt_saves_says_how_to_go_on_and_returns_the_run(tmp_path, manager):
