@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from posttrainllm.pytorch.arena import Arenas  # noqa: E402
 from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.loss import cross_entropy  # noqa: E402
-from posttrainllm.pytorch.optim import Optimizer, muon_names, orthogonalized  # noqa: E402
+from posttrainllm.pytorch.optim import Optimizer, finish_step, muon_names, orthogonalized  # noqa: E402
 from posttrainllm.pytorch.trunk import AutogradTrunk, FusedTrunk  # noqa: E402
 from torch_cases import (  # noqa: E402
     config_of,
@@ -253,6 +254,7 @@ def _doubled(*given: Any) -> tuple[Any, Any]:
         ("nan", "on this device wte.weight is off by nan of its size"),
         ("raises", "they do not run here: RuntimeError: no such card"),
         ("loss", "on this device the gradient of logits is off by 1 of its size"),
+        ("update", "on this device the first moment is off by 1 of its size"),
     ],
 )
 def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
@@ -264,6 +266,8 @@ def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
     operations = _Wrong(fault) if fault else calls
     if fault == "loss":
         step.cross_entropy = _doubled
+    if fault == "update":  # one that does nothing
+        step.optimizer.kernels = SimpleNamespace(finish_step=finish_step, adamw=lambda *_, **__: 0)
     step.trunk = FusedTrunk(engine.trained, engine._arenas, operations)
     chosen = dataclasses.replace(engine.choices, fused=True)
     monkeypatch.setattr(engine, "choices", dataclasses.replace(chosen, triton=True))

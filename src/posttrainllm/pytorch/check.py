@@ -1,7 +1,7 @@
 """Whether Triton's kernels compute right on the device at hand, asked before the first step of a run.
 
-What this is: ``check_kernels``. On random tokens the fused layers must have autograd's gradients, and the cross-entropy
-kernel those of PyTorch's calls. Where they fail, ``use_calls`` makes the step one of PyTorch's calls alone, slower and
+What this is: ``check_kernels``. On random numbers the fused layers must have autograd's gradients, cross-entropy and
+the update those of PyTorch's calls. Where they fail, ``use_calls`` makes the step one of PyTorch's calls alone, slower and
 right, and the start display says why. It takes two steps' time, and the compiled kernels are those that the run needs anyway.
 What this is not: the tests (``tests/test_cuda.py``), which are far stricter.
 """
@@ -9,12 +9,13 @@ What this is not: the tests (``tests/test_cuda.py``), which are far stricter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from posttrainllm.config import TrainConfig
+from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.errors import EngineError
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
 from posttrainllm.pytorch.choices import Choices
@@ -26,6 +27,9 @@ from posttrainllm.pytorch.trunk import AutogradTrunk
 
 ALLOWED: Final = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 """How far a tensor may be off, as a share of its norm; a wrong kernel is 1 off or more."""
+
+UPDATE: Final = 1e-2
+"""The same for an update, where weights may be rounded to bfloat16."""
 
 ROWS: Final = 64  # of logits
 
@@ -43,6 +47,7 @@ def check_kernels(
         kind, padded = arenas.flat_working.dtype, arenas.padded.n_vocab
         n_vocab = config.model.n_vocab
         fault = _of_loss(step.cross_entropy, device, kind, n_vocab, padded, limit)
+        fault = fault or _of_update(config, step.optimizer.kernels, device, kind)
         if not fault and choices.fused:
             fault = _of_layers(config, step, AutogradTrunk(module, arenas), arenas, limit)
         return fault
@@ -52,7 +57,9 @@ def check_kernels(
 
 def use_calls(config: TrainConfig, step: TrainingStep, module: GPT, arenas: Arenas) -> None:
     """Put PyTorch's calls into the step, in place of Triton's kernels."""
-    step.trunk, step.cross_entropy = AutogradTrunk(module, arenas), cross_entropy
+    if not isinstance(step.trunk, AutogradTrunk):
+        step.trunk = AutogradTrunk(module, arenas)
+    step.cross_entropy = cross_entropy
     step.optimizer = Optimizer(arenas, config.optimizer)
     step.reset()
 
@@ -107,6 +114,35 @@ def _of_loss(
         loss, grad = function(logits.to(kind, copy=True), targets, scale, n_vocab)
         found.append({"the loss": loss, "the gradient of logits": grad.float()})
     return _difference(found[0], found[1], limit)
+
+
+def _of_update(
+    config: TrainConfig, kernels: ModuleType | None, device: torch.device, kind: torch.dtype
+) -> str:
+    """Weights, moments and norm after two updates of a small model."""
+    generator = torch.Generator(device).manual_seed(1)
+    scalars = torch.tensor([1.0, 1e-2, 0.1, 0.05], device=device)
+    model = load_config("tiny").model
+    drawn: Tensor | None = None
+    found = []
+    for module in (None, kernels):
+        arenas = Arenas(model, device=device, working=kind)
+        if drawn is None:
+            drawn = torch.randn(arenas.flat_grads.shape, device=device, generator=generator)
+        arenas.flat_grads.copy_(drawn)
+        optimizer = Optimizer(arenas, config.optimizer, module)
+        for _ in range(2):
+            optimizer.step(scalars, scalars[0])
+        found.append(
+            {
+                "the norm of gradients": optimizer.norm,
+                "the first moment": arenas.flat_m,
+                "the second moment": arenas.flat_v,
+                "the update": arenas.flat_params,
+                "the rounded update": arenas.flat_working.float(),
+            }
+        )
+    return _difference(found[0], found[1], UPDATE)
 
 
 def _of_layers(

@@ -50,7 +50,7 @@ class Optimizer:
         self, arenas: Arenas, config: OptimizerConfig, kernels: ModuleType | None = None
     ) -> None:
         """``kernels`` is the module with the Triton kernels, or None for PyTorch's calls."""
-        self._arenas, self._config, self._kernels = arenas, config, kernels
+        self._arenas, self._config, self.kernels = arenas, config, kernels
         flat = arenas.flat_params
         self.norm = torch.zeros((), device=flat.device, dtype=flat.dtype)
         self.nonfinite = torch.zeros(1, device=flat.device, dtype=torch.int32)
@@ -68,7 +68,7 @@ class Optimizer:
         # In two passes, since torch's norm of one long float32 vector keeps too few partial sums: at
         # 25 million numbers (torch 2.13, CPU) it was 1.4e-3 off, relative, and this is 3e-8 off.
         norms = torch.linalg.vector_norm(self._arenas.flat_grads.view(-1, ROW), dim=1)
-        finish = finish_step if self._kernels is None else self._kernels.finish_step
+        finish = finish_step if self.kernels is None else self.kernels.finish_step
         finish(norms, loss, self.norm, self.nonfinite, self.ring, self.counter)
         first, last = self._arenas.apart
         if first < last:
@@ -86,8 +86,8 @@ class Optimizer:
         p, g, m, v = (one[start:end] for one in flat)
         working = arenas.flat_working[start:end]
         decayed = max(0, min(arenas.decayed, end) - start)
-        if self._kernels is not None:
-            self._kernels.adamw(
+        if self.kernels is not None:
+            self.kernels.adamw(
                 p, g, m, v, working,
                 scalars=scalars, norm=self.norm, nonfinite=self.nonfinite, decayed=decayed,
                 beta1=config.beta1, beta2=config.beta2, eps=config.eps,
