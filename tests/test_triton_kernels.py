@@ -5,6 +5,7 @@ The interpreter runs a kernel's program line by line, so it says whether the pro
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -17,8 +18,11 @@ require("triton")
 from posttrainllm.pytorch import calls, embedding_kernels, kernels, optim, trunk_kernels  # noqa: E402
 from posttrainllm.pytorch import loss as by_calls  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
-from torch_cases import config_of  # noqa: E402
+from posttrainllm.pytorch.check import check_kernels, check_loss  # noqa: E402
+from posttrainllm.pytorch.trunk import FusedTrunk  # noqa: E402
+from torch_cases import config_of, engine_of, random_batch, scalars_of  # noqa: E402
 
+PLACE = torch.device("cpu"), torch.float32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LARGE = (
     [(301, 48, 100), (512, 48, 192), (3001, 96, 300), (4096, 768, 3072)] if DEVICE == "cuda" else []
@@ -189,3 +193,39 @@ def test_embedding_kernel_adds_runs_that_end_where_pieces_do(runs: list[int]) ->
     embedding_kernels.embedding_backward(grad, order, table)
     assert table[:, 3].tolist() == [*runs, 0]
     assert table.min(1).values.equal(table.max(1).values)
+
+
+if DEVICE == "cpu":  # on a card tests/test_cuda.py runs whole steps
+
+    @pytest.mark.parametrize(
+        ("tied", "accumulation", "kind"),
+        [(True, 1, "adamw"), (False, 2, "adamw"), (True, 2, "muon")],
+    )
+    def test_steps_through_kernels_pass_their_check_and_have_the_losses_of_the_calls(
+        tied: bool, accumulation: int, kind: str
+    ) -> None:
+        config = config_of(
+            model__tied=tied, data__accumulation=accumulation, data__batch_size=2,
+            optimizer__kind=kind,
+        )  # fmt: skip
+        found = []
+        for through in (True, False):
+            engine = engine_of(config, "float32")
+            arenas, step = engine._arenas, engine._step
+            if through:
+                step.cross_entropy = kernels.cross_entropy
+                step.trunk = FusedTrunk(engine.trained, arenas, trunk_kernels)
+                step.optimizer = optim.Optimizer(arenas, config.optimizer, kernels)
+                step.reset()
+                chosen = dataclasses.replace(engine.choices, triton=True, fused=True)
+                assert check_kernels(config, chosen, step, engine.trained, arenas) == ""
+                assert check_loss(kernels.cross_entropy, chosen, *PLACE, 19) == ""
+            for number in range(1, 4):
+                for part in range(accumulation):
+                    batch = random_batch(config, rows=2, seed=10 * number + part)
+                    scale = 1 / (accumulation * batch.targets.size)
+                    engine.gradients(batch, inv_count=scale, first=part == 0)
+                engine.update(scalars_of(config, number, lr=1e-2))
+            results = engine.results()
+            found.append([one.loss for one in results] + [one.grad_norm for one in results])
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
