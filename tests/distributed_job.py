@@ -122,8 +122,27 @@ def moments(group: Group) -> Any:
         "moments": all(np.array_equal(back[key], value) for key, value in named.items()),
         "params": all(np.array_equal(state.params[name], params[name]) for name in params),
         "refused": refused,
+        "no_ids": no_ids(engine),
         "still_answers": engine.loss(Batch(np.zeros((2, 4), np.int32), np.ones((2, 4), np.int32))),
     }
+
+
+def no_ids(engine: Engine) -> list[str]:
+    """What is said to tokens and targets beyond the vocabulary of 256."""
+    high, low = np.full((2, 4), 256, np.int32), np.zeros((2, 4), np.int32)
+    said = []
+    for call in (
+        lambda: engine.gradients(Batch(high, low), inv_count=1.0, first=True),
+        lambda: engine.loss(Batch(low, high)),
+        lambda: engine.logits(high),
+        lambda: engine.prefill(-high),
+        lambda: engine.decode(high[:, 0]),
+    ):
+        try:
+            call()
+        except PosttrainError as error:
+            said.append(error.message)
+    return said
 
 
 def apart(group: Group) -> Any:

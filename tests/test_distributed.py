@@ -85,6 +85,8 @@ def test_moments_of_shards_are_written_by_every_rank_and_read_back_bit_by_bit(tm
     assert found["moments"]
     assert found["params"]
     assert "rank 0" in found["refused"]
+    assert len(found["no_ids"]) == 5
+    assert all(" must lie in 0 .. 255" in one for one in found["no_ids"])
     assert found["still_answers"] > 0
 
 

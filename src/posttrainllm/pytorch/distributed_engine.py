@@ -24,6 +24,7 @@ from posttrainllm.config import TrainConfig, from_toml, replace, to_toml
 from posttrainllm.engines.base import F32, I32, Batch, State, StepResult, StepScalars, Tensors
 from posttrainllm.errors import EngineError
 from posttrainllm.machine import available_threads
+from posttrainllm.pytorch.batches import check_targets, check_tokens
 from posttrainllm.pytorch.distributed_group import Group
 from posttrainllm.pytorch.ranks import check_divisible
 
@@ -95,7 +96,7 @@ class LeadingEngine:
         Raises: ConfigError for a batch that cannot be divided, EngineError where memory is short.
         """
         check_divisible(config, group.ranks.count)
-        self._group = group
+        self._group, self._model = group, config.model
         text = to_toml(config)
         group.call("setup", len(text.encode()))
         group.share_text(text)
@@ -176,12 +177,14 @@ class LeadingEngine:
 
     def logits(self, tokens: I32) -> F32:
         """See ``Engine.logits``."""
+        check_tokens(self._model, tokens)
         self._tell("logits", tokens)
         with self._group.guarded():
             return self._local.logits(tokens)
 
     def prefill(self, tokens: I32, lengths: I32 | None = None) -> F32:
         """See ``Engine.prefill``."""
+        check_tokens(self._model, tokens)
         if lengths is None:
             lengths = np.full(len(tokens), tokens.shape[1], np.int32)
         self._tell("prefill", np.column_stack([lengths.astype(np.int32), tokens]))
@@ -190,6 +193,7 @@ class LeadingEngine:
 
     def decode(self, tokens: I32) -> F32:
         """See ``Engine.decode``."""
+        check_tokens(self._model, tokens[:, None])
         self._tell("decode", tokens[:, None])
         with self._group.guarded():
             return self._local.decode(tokens)
@@ -199,7 +203,9 @@ class LeadingEngine:
         self._local.close()
 
     def _divided(self, name: str, batch: Batch, *numbers: float) -> Batch:
-        """Name a call on a batch and give every rank its rows of it."""
+        """Name a call on a batch and give every rank its rows of it. Raises: EngineError for ids that are none."""
+        check_tokens(self._model, batch.tokens)
+        check_targets(self._model, batch.targets)
         rows, time = batch.tokens.shape
         own = -(-rows // self._group.ranks.count)
         self._group.call(name, own, time, *numbers)

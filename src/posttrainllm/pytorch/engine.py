@@ -50,6 +50,7 @@ except ModuleNotFoundError as error:
 from torch.nn.attention import sdpa_kernel
 
 from posttrainllm.pytorch.arena import Arenas, padded_vocabulary
+from posttrainllm.pytorch.batches import check_targets, check_tokens
 from posttrainllm.pytorch.build import build_step
 from posttrainllm.pytorch.calls import PARTS
 from posttrainllm.pytorch.check import check_kernels, use_calls
@@ -248,8 +249,8 @@ class TorchEngine:
 
     def gradients(self, batch: Batch, *, inv_count: float, first: bool) -> None:
         """See ``Engine.gradients``. B is free from call to call, and so is T up to n_ctx."""
-        self._check_tokens(batch.tokens)
-        self._check_targets(batch.targets)
+        check_tokens(self.config.model, batch.tokens)
+        check_targets(self.config.model, batch.targets)
         with self._out_of_memory():
             self._step.gradients(
                 batch.tokens, batch.targets, inv_count, first, self._dropout_seed(batch.tokens)
@@ -307,33 +308,13 @@ class TorchEngine:
         if self._training:
             self._step.forget_graphs()
 
-    def _check_tokens(self, tokens: I32) -> None:
-        """Raise EngineError for ids that are none: one such kills a whole CUDA context."""
-        model = self.config.model
-        if tokens.shape[1] > model.n_ctx:
-            raise EngineError(
-                f"{tokens.shape[1]} tokens do not fit into the context: model.n_ctx is {model.n_ctx}"
-            )
-        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.n_vocab:
-            raise EngineError(
-                f"token ids must lie in 0 .. {model.n_vocab - 1}, "
-                f"got {tokens.min()} .. {tokens.max()}"
-            )
-
-    def _check_targets(self, targets: I32) -> None:
-        n_vocab = self.config.model.n_vocab
-        if targets.size and targets.max() >= n_vocab:
-            raise EngineError(
-                f"targets must lie in 0 .. {n_vocab - 1}, or be -1; got {targets.max()}"
-            )
-
     def _tokens(self, tokens: I32) -> torch.Tensor:
-        self._check_tokens(tokens)
+        check_tokens(self.config.model, tokens)
         return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
 
     def _targets(self, targets: I32) -> torch.Tensor:
         """Take any negative target for an ignored one, as the op does, and move them over."""
-        self._check_targets(targets)
+        check_targets(self.config.model, targets)
         return torch.from_numpy(np.maximum(targets, -1).astype(np.int64)).to(self._device)
 
     def _dropout_seed(self, tokens: I32) -> int | None:
