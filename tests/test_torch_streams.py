@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +19,7 @@ torch = require("torch")
 from posttrainllm.pytorch import calls  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
 from posttrainllm.pytorch.gpt import GPT  # noqa: E402
+from posttrainllm.pytorch.recording import recording  # noqa: E402
 from posttrainllm.pytorch.trunk import FusedTrunk, _Beside  # noqa: E402
 from torch_cases import config_of  # noqa: E402
 
@@ -93,6 +96,36 @@ def test_what_was_broken_off_is_waited_for_before_the_next_micro_batch(log: list
     beside.meet(0)
     beside.begin(True)
     assert log[2:] == ["work"]
+
+
+def test_one_thread_records_at_a_time_and_pythons_collector_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes, inside = [], []
+
+    @contextmanager
+    def graph(graph: object, pool: object, capture_error_mode: str) -> Any:
+        modes.append(capture_error_mode)
+        inside.append(graph)
+        assert len(inside) == 1
+        yield
+        inside.remove(graph)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+
+    def record(number: int) -> bool:
+        with recording():
+            time.sleep(0.01)
+            return gc.isenabled()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert not any(pool.map(record, range(6)))
+    assert gc.isenabled()
+    assert set(modes) == {"thread_local"}
+    with pytest.raises(ValueError, match="no memory"), recording():
+        raise ValueError("no memory")
+    assert gc.isenabled()
 
 
 def trunk_of(config: TrainConfig, operations: Any) -> FusedTrunk:

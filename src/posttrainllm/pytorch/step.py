@@ -211,9 +211,7 @@ class TrainingStep:
                     for _ in range(2):
                         self._run(inputs, variant)
                 torch.cuda.current_stream().wait_stream(side)
-                # NCCL's watchdog asks the driver from a thread of its own, which would spoil the recording.
-                mode = "global" if self._reduce is None else "thread_local"
-                with recording(self._pool, mode) as graph:
+                with recording(self._pool) as graph:
                     self._run(inputs, variant)
             self._pool = self._pool or graph.pool()
             self._graphs[shape, variant] = graph
