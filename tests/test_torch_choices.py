@@ -16,7 +16,7 @@ from posttrainllm.training.engine_choice import differences
 
 torch = require("torch")
 
-from posttrainllm.pytorch import calls  # noqa: E402
+from posttrainllm.pytorch import calls, check  # noqa: E402
 from posttrainllm.pytorch import engine as engine_module  # noqa: E402
 from posttrainllm.pytorch.arena import Arenas  # noqa: E402
 from posttrainllm.pytorch.choices import as_before, choose, step_seconds  # noqa: E402
@@ -281,6 +281,22 @@ def test_kernels_that_fail_on_a_device_are_replaced_and_that_is_said(
     whole = engine_of(config, "float32")
     got, wanted = train(engine, 5), train(whole, 5)
     assert max(abs(a.loss - b.loss) for a, b in zip(got, wanted, strict=True)) <= 1e-6
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_device_that_a_kernel_broke_is_named_with_what_to_do(
+    dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object) -> str:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", raises if dead else lambda device: None)
+    if not dead:
+        assert "illegal memory access" in check._fault(raises, torch.device("cuda"))
+        return
+    with pytest.raises(EngineError, match="broke the connection to the device") as caught:
+        check._fault(raises, torch.device("cuda"))
+    assert caught.value.hint == "add --set engine.triton=off"
 
 
 def test_tf32_is_refused_where_there_is_none() -> None:
