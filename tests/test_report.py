@@ -97,6 +97,15 @@ def test_brief_and_counted():
 def test_printable_shows_control_characters_and_keeps_the_rest():
     assert printable("a\x1b[31m\x00\x7f\x9b\r\nb\tc") == "a\u241b[31m\u2400\u2421\ufffd\nb\tc"
     assert printable("Größe 世界 🙂") == "Größe 世界 🙂"
+
+
+def test_printable_lets_no_text_turn_what_follows_it_or_break_a_page():
+    assert printable("a\u202eb\u2066c\u2069\u202c") == "a\ufffdb\ufffdc\ufffd\ufffd"
+    assert printable("r\udcff/first").encode() == "r\ufffd/first".encode()
+    assert (
+        printable("\u05e9\u05dc\u05d5\u05dd \u200f x\u200dy")
+        == "\u05e9\u05dc\u05d5\u05dd \u200f x\u200dy"
+    )
     assert one_line("two\nlines  \x07") == "two lines \u2407"
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 import unicodedata
 
+TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+"""Kinds of characters that change the direction of what is written after them."""
+
 
 def clock(seconds: float) -> str:
     """Write a duration as a clock shows it: 0:07, 12:30, 1:02:03."""
@@ -45,13 +48,11 @@ def printable(text: str) -> str:
     """Show control characters instead of sending them on; line breaks and tabs stay.
 
     A model of bytes can write any of them, and so can a file name. A carriage return before a line
-    break is left out.
+    break is left out. What turns the order of all letters after it, and bytes of a file name that are
+    no text (lone surrogates), which no page or terminal takes, become U+FFFD.
     """
     text = text.replace("\r\n", "\n")
-    return "".join(
-        _picture(character) if unicodedata.category(character) == "Cc" else character
-        for character in text
-    )
+    return "".join(map(_shown, text))
 
 
 def one_line(text: str) -> str:
@@ -81,6 +82,15 @@ def perplexity(loss: float) -> str:
     """Write exp of a loss in nats: 5.1, 190, 2.3e+07."""
     value = math.exp(min(loss, 700.0))
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+
+
+def _shown(character: str) -> str:
+    if character.isascii() and character.isprintable():
+        return character
+    category = unicodedata.category(character)
+    if category == "Cs" or unicodedata.bidirectional(character) in TURNS:
+        return "\ufffd"
+    return _picture(character) if category == "Cc" else character
 
 
 def _picture(character: str) -> str:
