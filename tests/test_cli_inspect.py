@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_cases import check_error, cli
+from cli_cases import check_error, cli, write_text
 from import_cases import model_folder
 from needs import require
 from posttrainllm.cli.grid import all_heads, one_head
@@ -88,13 +88,35 @@ def test_json_of_one_token_has_no_loss_and_no_attention_unless_asked_for():
 def test_a_bpe_model_is_looked_at_and_of_a_long_text_the_end(bpe):
     result = cli("inspect", bpe, "the sea and the sun " * 6, "--layer=1", "--head=0")
     assert result.code == 0
-    assert result.err.startswith("notice: the model looks at 20 tokens: the first ")
+    assert result.err.startswith("notice: the model looks at 20 tokens at most; left out ")
     grid = result.out.splitlines()[-20:]
     assert all(re.match(r" *\S+ [·░▒▓█ ]+$", line) for line in grid), result.out
     found = cli("inspect", bpe, "the sea and the sun " * 6, "--json")
     assert found.json["cut"] > 0
     assert len(found.json["tokens"]) == 20
     assert any(len(token["piece"]) > 1 for token in found.json["tokens"])
+
+
+def test_one_token_is_one_token_in_every_sentence(tmp_path):
+    cli(
+        "train",
+        write_text(tmp_path),
+        "--preset=tiny",
+        "--set=model.n_ctx=1",
+        "--steps=1",
+        "--name=one",
+    )
+    result = cli("inspect", "one", "ab")
+    assert result.err == (
+        "notice: the model looks at 1 token at most; left out at the beginning: 1\n"
+    )
+    assert "text   1 token\n" in result.out
+
+
+def test_a_text_that_turns_its_letters_around_is_shown_in_order():
+    shown = cli("inspect", MODEL, "a\u202ebc", "--layer=0").out
+    assert "\u202e" not in shown
+    assert "a\ufffdbc" in shown
 
 
 def test_the_attention_of_a_layer_shows_every_head_and_one_head_its_tokens():
@@ -113,6 +135,11 @@ def test_both_engines_show_the_same():
 def test_a_text_comes_from_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert cli("inspect", MODEL, "-", "--json").json == cli("inspect", MODEL, TEXT, "--json").json
+
+
+def test_a_closed_standard_input_is_no_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    check_error(cli("inspect", MODEL, "-"), "TEXT - reads standard input, and that is closed")
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_one_token_has_candidates_and_no_surprise():
     assert inspection.probabilities.shape == (1, 256)
     assert (len(inspection.surprise), inspection.loss) == (0, None)
     assert inspection.attention(0).ravel().tolist() == [1.0] * 6
-    assert repr(inspection).startswith("Inspection(1 tokens, next ")
+    assert repr(inspection).startswith("Inspection(1 token, next ")
 
 
 @pytest.mark.parametrize("text", ["", None, 5, b"bytes"])

@@ -123,7 +123,7 @@ def test_the_largest_page_is_below_the_limit_and_says_what_it_leaves_out():
     html = inspection_html(longest)
     assert len(html.encode()) < LIMIT
     page = Page(html)
-    assert "the first 100 tokens are left out" in page.text
+    assert "left out at the beginning: 100 tokens" in page.text
     assert f"the last {MOST_TOKENS} tokens are shown" in page.text
     assert "the first 24 of 30" in page.text
 

@@ -180,7 +180,7 @@ def read_input(asked_by: str) -> str:
 
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError(
-            f"{asked_by} reads standard input, and that is a terminal",
+            f"{asked_by} reads standard input, and that is {'closed' if sys.stdin is None else 'a terminal'}",
             "pipe a text into it, or give the text itself",
         )
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")

@@ -58,7 +58,7 @@ def inspect(
     from posttrainllm.cli.generate import read_input
     from posttrainllm.cli.terminal import say
     from posttrainllm.errors import ConfigError
-    from posttrainllm.figures import one_line
+    from posttrainllm.figures import counted, one_line
     from posttrainllm.training.looking import look
     from posttrainllm.training.models import find_model
 
@@ -89,7 +89,7 @@ def inspect(
     if inspection.cut:
         say(
             ("notice: ", "yellow"),
-            f"the model looks at {len(inspection.tokens):,} tokens: the first {inspection.cut:,} are left out",
+            f"the model looks at {counted(len(inspection.tokens), 'token')} at most; left out at the beginning: {inspection.cut:,}",
             error=True,
         )
     if as_json:

@@ -68,7 +68,7 @@ def inspection_html(inspection: Inspection) -> str:
     told = []
     if inspection.cut:
         told.append(
-            f"the model looks at no more: the first {counted(inspection.cut, 'token')} are left out"
+            f"the model looks at no more; left out at the beginning: {counted(inspection.cut, 'token')}"
         )
     spans = inspection.spans()
     shown = [span for span in spans if span.last > len(inspection.tokens) - MOST_TOKENS]

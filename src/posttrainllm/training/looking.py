@@ -8,8 +8,10 @@ Read next: ``docs/decisions/0011-attention-by-identity.md``.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,11 @@ from posttrainllm.engines.base import (
     check_memory,
 )
 from posttrainllm.errors import CheckpointError, ConfigError, EngineError
+from posttrainllm.figures import counted
 from posttrainllm.inspection import inspection_programs
 from posttrainllm.plan import Place
 from posttrainllm.program import Program
+from posttrainllm.settings import show
 from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.engine_choice import looking_engine
 
@@ -79,9 +83,7 @@ class Inspection:
         piece, probability = self.candidates(count=1)[0]
         loss = "" if self.loss is None else f", {self.loss:.2f} nats a token"
         cut = f" (and {self.cut:,} left out)" if self.cut else ""
-        return (
-            f"Inspection({len(self.tokens):,} tokens{cut}{loss}, next {piece!r} {probability:.0%})"
-        )
+        return f"Inspection({counted(len(self.tokens), 'token')}{cut}{loss}, next {piece!r} {probability:.0%})"
 
     @property
     def loss(self) -> float | None:
@@ -93,7 +95,11 @@ class Inspection:
 
         Raises: ConfigError when there is no such position, or for a count below 1.
         """
-        time = len(self.tokens)
+        time, position, count = (
+            len(self.tokens),
+            _whole("position", position),
+            _whole("count", count),
+        )
         if not -time <= position < time:
             raise ConfigError(
                 f"position {position} is not one of the {time:,} tokens",
@@ -132,6 +138,7 @@ class Inspection:
 
         Raises: ConfigError when there is no such layer; EngineError when this machine does not have the memory.
         """
+        layer = _whole("layer", layer)
         if not 0 <= layer < self.n_layer:
             raise ConfigError(
                 f"there is no layer {layer}", f"the layers are 0 .. {self.n_layer - 1}"
@@ -255,6 +262,12 @@ def largest(weights: F32, size: int) -> F32:
     starts = np.arange(size) * len(weights) // size
     rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1))
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, SupportsIndex):
+        raise ConfigError(f"{name} is a whole number, got {show(value)}")
+    return operator.index(value)
 
 
 def _softmax(logits: F32, tokens: I32) -> tuple[F32, F64]:

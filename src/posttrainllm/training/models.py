@@ -25,7 +25,7 @@ from posttrainllm.config import (
 )
 from posttrainllm.engine_settings import check_abilities
 from posttrainllm.engines.base import Engine
-from posttrainllm.errors import CheckpointError, CorpusError
+from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
 from posttrainllm.formats.quantised import Quantised, read_quantised
 from posttrainllm.gallery import catalogue
 from posttrainllm.gallery.catalogue import PREFIX, Card
@@ -171,6 +171,9 @@ class Model:
 
         A text also ends where the model says so, if its vocabulary has a token for that.
         """
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise ConfigError(f"a prompt is a text, got {show(prompt)}")
         end = self.tokenizer.end
         done = () if end is None else (self.tokenizer.decode([end]),)
         for seed in seeds:
@@ -183,7 +186,7 @@ class Model:
             sampling or self.sampling,
             seeds=seeds,
             max_tokens=max_tokens,
-            stop=(*stop, *done),
+            stop=(*((stop,) if isinstance(stop, str) else stop), *done),
         )
 
     def generate(self, prompt: str, **options: Any) -> str:
