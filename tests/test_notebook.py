@@ -12,13 +12,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
 
 import posttrainllm
 from cli_cases import write_text
 from display_cases import a_record, a_start
+from notebook_cases import SMALL, Cell, well_formed
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.notebook import live, watching
 from posttrainllm.notebook.lines import Lines
@@ -28,48 +28,10 @@ from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.training.observer import Outcome, Silent
 from posttrainllm.training.writing import ACTIONS
 
-SMALL = {
-    "preset": "tiny",
-    "engine": "numpy",
-    "n_ctx": 16,
-    "batch_size": 4,
-    "n_layer": 1,
-    "n_head": 2,
-    "n_embd": 8,
-    "eval_every": 4,
-    "sample_every": 4,
-    "sample_tokens": 12,
-    "verdict_samples": 2,
-    "final_windows": 8,
-    "eval_windows": 4,
-}
-
-
-class Cell:
-    """The output of a cell: what was shown in it, and when."""
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self.shown: list[tuple[float, dict[str, str]]] = []
-        self.fails = fails
-
-    def __call__(self, bundle: dict[str, str]) -> None:
-        self.shown.append((time.monotonic(), bundle))
-        if self.fails:
-            raise RuntimeError("the browser went away")
-
-    @property
-    def html(self) -> str:
-        return self.shown[-1][1]["text/html"]
-
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     return write_text(tmp_path)
-
-
-def well_formed(html: str) -> None:
-    """HTML without void elements, as ours is, is XML too."""
-    ElementTree.fromstring(html)
 
 
 def an_outcome(step: int, steps: int = 1500) -> Outcome:

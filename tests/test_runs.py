@@ -282,3 +282,13 @@ def test_start_from_leaves_nothing_beyond_the_step(tmp_path):
     run.start_from(0)
     assert run.metrics.read() == []
     assert list(run.checkpoints.iterdir()) == []
+
+
+def test_what_begins_with_a_dot_is_a_path_and_no_run(tmp_path, monkeypatch):
+    runs, here = tmp_path / "runs", tmp_path / "here"
+    for each in (runs / "one", here, tmp_path / "model", runs.parent / "runs" / "model"):
+        each.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(here)
+    assert resolve_run(".", runs) == Path()
+    assert resolve_run("../model", runs / "one") == Path("../model")
+    assert resolve_run("one", runs) == runs / "one"

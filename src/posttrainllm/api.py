@@ -9,7 +9,7 @@ run.generate("ROMEO:")
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -23,14 +23,17 @@ from posttrainllm.config import (
     TrainConfig,
     given_settings,
 )
-from posttrainllm.errors import ConfigError
+from posttrainllm.errors import ConfigError, PosttrainError
 from posttrainllm.notebook.comparison import Comparison
 from posttrainllm.notebook.inspection import show_inspections
 from posttrainllm.notebook.page import run_html
 from posttrainllm.notebook.watching import watching
+from posttrainllm.notebook.words import in_python
 from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
+from posttrainllm.runs.records import number_of
+from posttrainllm.settings import show
 from posttrainllm.text.counting import CountingLine
 from posttrainllm.training.looking import Inspection
 from posttrainllm.training.models import Model, open_model
@@ -38,6 +41,8 @@ from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings
 from posttrainllm.training.trainer import Trainer
+
+LONGEST_NAME = 4096  # characters of a path; more are a text
 
 show_inspections()  # training, which makes them, knows no notebook
 
@@ -52,8 +57,15 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: where it is, how far it came and what it reached."""
-        lines, config = self.metrics, self.config
-        step = lines[-1]["step"] if lines else 0
+        try:
+            config, lines = self.config, self.metrics
+        except (
+            PosttrainError
+        ) as error:  # its folder is gone or damaged: a notebook still shows something
+            return f"Run({str(self.path)!r}: {error.message})"
+        step = next(
+            (at for line in reversed(lines) if (at := number_of(line, "step")) is not None), 0
+        )
         reached = "" if self.val_loss is None else f", validation loss {self.val_loss:.3f}"
         return f"Run({str(self.path)!r}, {config.preset}, step {step:,} of {config.training.steps:,}{reached})"
 
@@ -74,13 +86,13 @@ class Run:
     @property
     def losses(self) -> list[float]:
         """Training loss of every logged step, in nats per token."""
-        return [line["loss"] for line in self.metrics]
+        return [loss for line in self.metrics if (loss := number_of(line, "loss")) is not None]
 
     @property
     def val_loss(self) -> float | None:
         """The newest validation loss, in nats per token."""
-        measured = [line["val_loss"] for line in self.metrics if line.get("val_loss") is not None]
-        return measured[-1] if measured else None
+        newest = (number_of(line, "val_loss") for line in reversed(self.metrics))
+        return next((loss for loss in newest if loss is not None), None)
 
     @cached_property
     def model(self) -> Model:
@@ -88,6 +100,7 @@ class Run:
         config = self.config
         return open_model(str(self.path), runs_dir=self.path.parent, engine=config.engine)
 
+    @in_python()
     def generate(
         self,
         prompt: str = "\n",
@@ -114,11 +127,13 @@ class Run:
         )
         return self.model.generate(prompt, sampling=sampling, seed=seed, stop=stop)
 
+    @in_python()
     def inspect(self, text: str) -> Inspection:
         """Look inside the model of the newest checkpoint: see ``Model.inspect``."""
         return self.model.inspect(text)
 
 
+@in_python()
 def train(
     corpus: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
@@ -148,15 +163,18 @@ def train(
     flags = _by_section(settings)
     named = {"engine.name": engine, "training.steps": steps, "training.seed": seed}
     flags |= {key: value for key, value in named.items() if value is not None}
-    flags["training.start_from"] = None if start_from is None else os.fspath(start_from)
+    flags["training.start_from"] = None if start_from is None else _place("start_from", start_from)
     if corpus is not None:
-        paths = [corpus] if isinstance(corpus, str | os.PathLike) else list(corpus)
-        flags["data.corpus"] = [os.fspath(path) for path in paths]
-    config = load_settings(preset, flags=flags, runs_dir=Path(runs_dir))
+        flags["data.corpus"] = _texts(corpus)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name is a text, got {show(name)}", 'such as name="first"')
+    runs = Path(_place("runs_dir", runs_dir))
+    config = load_settings(preset, flags=flags, runs_dir=runs)
     with watching(observer, progress) as watcher:
-        return _trained(new_trainer(config, runs_dir=Path(runs_dir), name=name, observer=watcher))
+        return _trained(new_trainer(config, runs_dir=runs, name=name, observer=watcher))
 
 
+@in_python()
 def resume(
     name: str | os.PathLike[str],
     *,
@@ -174,8 +192,8 @@ def resume(
     flags = _by_section(settings) | {"training.steps": steps}
     with watching(observer, progress) as watcher:
         trainer = resumed_trainer(
-            os.fspath(name),
-            runs_dir=Path(runs_dir),
+            _place("a run", name),
+            runs_dir=Path(_place("runs_dir", runs_dir)),
             changes=given_settings(flags=flags),
             allow_change=allow_change,
             observer=watcher,
@@ -187,6 +205,7 @@ def _trained(trainer: Trainer) -> Run:
     return Run(trainer.train().run, tuple(trainer.counting()))
 
 
+@in_python()
 def compare(
     *runs: Run | str | os.PathLike[str], runs_dir: str | os.PathLike[str] = RUNS_DIR
 ) -> Comparison:
@@ -198,6 +217,32 @@ def compare(
     known = {run.counting for run in found}
     # Lines are of one text: those of runs on several would say nothing about the others.
     return Comparison(tuple(run.path for run in found), known.pop() if len(known) == 1 else ())
+
+
+def _texts(corpus: object) -> list[str]:
+    """The names of one text or several. Raises: ConfigError."""
+    if isinstance(corpus, str) and ("\n" in corpus or len(corpus) > LONGEST_NAME):
+        raise ConfigError(
+            f"corpus is the name of a text file, got a text of {len(corpus):,} characters",
+            'write it to a file: pathlib.Path("my.txt").write_text(text), then corpus="my.txt"',
+        )
+    if isinstance(corpus, str | bytes | os.PathLike) or not isinstance(corpus, Iterable):
+        return [_place("corpus", corpus)]
+    found = [_place("a text of corpus", each) for each in corpus]
+    if not found:
+        raise ConfigError(
+            "corpus is an empty list",
+            "name a text file or several; left out, it is TinyShakespeare",
+        )
+    return found
+
+
+def _place(what: str, value: object) -> str:
+    """A name or a path as a text. Raises: ConfigError."""
+    if isinstance(value, str | bytes | os.PathLike):
+        return os.fsdecode(value)
+    hint = "give several one by one: compare(*runs)" if isinstance(value, list | tuple) else ""
+    raise ConfigError(f"{what} is a name or a path, got {show(value)}", hint)
 
 
 def _by_section(settings: dict[str, object]) -> dict[str, object]:
@@ -226,6 +271,7 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
     return flags
 
 
+@in_python()
 def load(
     name: str | os.PathLike[str],
     *,
@@ -241,9 +287,11 @@ def load(
     Raises: CheckpointError, EngineError; ConfigError when there is no such engine.
     """
     chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
-    return open_model(os.fspath(name), runs_dir=Path(runs_dir), engine=chosen)
+    place = _place("a model", name)
+    return open_model(place, runs_dir=Path(_place("runs_dir", runs_dir)), engine=chosen)
 
 
+@in_python()
 def open_run(name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
     """A run that was trained before."""
-    return Run(resolve_run(name, Path(runs_dir)))
+    return Run(resolve_run(_place("a run", name), Path(_place("runs_dir", runs_dir))))

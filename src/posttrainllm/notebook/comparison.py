@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from posttrainllm.errors import PosttrainError
 from posttrainllm.figures import clock, one_line
 from posttrainllm.notebook.curve import COLOURS, DASHES, Drawn, picture
-from posttrainllm.notebook.page import DIM, block
+from posttrainllm.notebook.page import DIM, advice, block, notices
+from posttrainllm.notebook.words import Next
 from posttrainllm.runs.comparing import Comparison as Read
 from posttrainllm.runs.comparing import compare_runs, show_setting
 from posttrainllm.runs.curves import curve_of
@@ -32,8 +34,11 @@ class Comparison:
         self._read()
 
     def __repr__(self) -> str:
-        """The table, with its columns aligned."""
-        rows = _table(self._read())
+        """The table, with its columns aligned; or what is wrong with a run that can be read no more."""
+        try:
+            rows = _table(self._read())
+        except PosttrainError as error:
+            return f"Comparison of {', '.join(path.name for path in self.paths)}: {error.message}"
         sizes = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
         lines = []
         for row in rows:
@@ -43,8 +48,11 @@ class Comparison:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The curves over each other, with the table below."""
-        read = self._read()
+        """The curves over each other, with the table below; or what is wrong."""
+        try:
+            read = self._read()
+        except PosttrainError as error:
+            return block(notices([error.message]), advice([Next(error.hint)]))
         each = max(40, MOST_POINTS // len(read.runs))
         what = "validation loss" if read.key == "val_loss" else "training loss"
         drawn = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from posttrainllm.figures import clock, one_line, printable
-from posttrainllm.notebook.words import next_steps
+from posttrainllm.notebook.words import next_steps, python_words
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
 from posttrainllm.training.report import (
@@ -58,7 +58,7 @@ class Lines:
 
     def noticed(self, message: str) -> None:
         """See ``Observer``."""
-        self._write(f"notice: {one_line(message)}")
+        self._write(f"notice: {one_line(python_words(message))}")
 
     def stopping(self) -> None:
         """See ``Observer``. Straight to the descriptor: a signal handler may not print."""

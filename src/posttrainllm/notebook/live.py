@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from uuid import uuid4
 
 from posttrainllm.errors import PosttrainError
 from posttrainllm.notebook.page import broken_html, end_html, live_html
-from posttrainllm.notebook.words import next_steps
+from posttrainllm.notebook.words import next_steps, python_words
 from posttrainllm.runs.folder import Run
+from posttrainllm.runs.records import number_of
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
 from posttrainllm.training.report import end_rows, ending
@@ -35,11 +37,16 @@ MOST_NOTICES = 8
 
 
 def kernel_shell() -> Any:
-    """The shell of the notebook that this runs in (Jupyter, VS Code, Colab); None in a script or a terminal."""
+    """The shell of the notebook that this runs in (Jupyter, VS Code, Colab); None in a script or a terminal.
+
+    None too in a process that a kernel was forked into, such as a pool's: it has the shell and may show nothing with it.
+    """
     module = sys.modules.get("IPython")
     find = getattr(module, "get_ipython", None)
     shell = find() if callable(find) else None
-    return shell if getattr(shell, "kernel", None) is not None else None
+    kernel = getattr(shell, "kernel", None)
+    ours = getattr(getattr(kernel, "session", None), "pid", None) in (None, os.getpid())
+    return shell if kernel is not None and ours else None
 
 
 def new_output() -> Callable[[Bundle], None]:
@@ -114,6 +121,7 @@ class LiveOutput:
 
     def noticed(self, message: str) -> None:
         """See ``Observer``: it stays, the newest few of many."""
+        message = python_words(message).replace("Ctrl-C", "the stop button")
         with self._lock:
             if message not in self._told:
                 self._told = [*self._told, message][-MOST_NOTICES:]
@@ -168,9 +176,9 @@ def end_text(progress: Progress, outcome: Outcome) -> str:
 def _add_earlier(progress: Progress, run: Run) -> None:
     """The losses of a run from before it went on."""
     for line in run.metrics.read():
-        step, loss, val_loss = (line.get(key) for key in ("step", "loss", "val_loss"))
-        if isinstance(step, int) and isinstance(loss, int | float):
+        step, loss, val_loss = (number_of(line, key) for key in ("step", "loss", "val_loss"))
+        if step is not None and loss is not None:
             progress.curve.add(step, loss)
-        if isinstance(step, int) and isinstance(val_loss, int | float):
+        if step is not None and val_loss is not None:
             progress.measured.add(step, val_loss)
-            progress.val_loss, progress.val_step = val_loss, step
+            progress.val_loss, progress.val_step = val_loss, int(step)

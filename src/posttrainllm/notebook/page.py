@@ -29,6 +29,7 @@ from posttrainllm.notebook.words import Next, going_on, next_steps
 from posttrainllm.runs.checkpoint_folder import STATE_FILE, list_checkpoints
 from posttrainllm.runs.curves import Curve, curve_of
 from posttrainllm.runs.folder import Run, describe_run
+from posttrainllm.runs.records import number_of
 from posttrainllm.storage import show_bytes
 from posttrainllm.text.counting import CountingLine, standing
 from posttrainllm.training.observer import Outcome
@@ -110,7 +111,9 @@ def curves(progress: Progress) -> str:
 def live_html(progress: Progress, told: Sequence[str] = ()) -> str:
     """A run that trains: what it costs, how far it is, its losses, its curve and what it wrote last."""
     step, steps = progress.step, progress.steps
-    left = f"about {clock(progress.seconds_left)} left" if step < steps else "judging the model"
+    left = "judging the model" if progress.saved >= steps else "saving"
+    if step < steps:
+        left = f"about {clock(progress.seconds_left)} left"
     if progress.stopping:
         left = "stopping after this step, then saving; interrupt again to stop at once"
     word = "Training" if progress.last else "Beginning with"
@@ -183,24 +186,25 @@ def run_html(path: Path, counting: Sequence[CountingLine] = ()) -> str:
     try:
         config, lines, samples = run.config(), run.metrics.read(), run.samples.read()
     except PosttrainError as error:
-        return block(heading(run.name), notices([error.message]))
+        return block(heading(run.name), notices([error.message]), advice([Next(error.hint)]))
     row = describe_run(run)
     last = lines[-1] if lines else {}
     training = curve_of("", lines, "loss", MOST_POINTS)
     measured = curve_of("", lines, "val_loss", MOST_DOTS)
     val = next(
-        (line["val_loss"] for line in reversed(lines) if _is_number(line.get("val_loss"))), None
+        (loss for line in reversed(lines) if (loss := number_of(line, "val_loss")) is not None),
+        None,
     )
     rows = [("model", f"{config.preset}: {config.model.parameters():,} parameters")]
-    if _is_number(row.loss):
+    if row.loss is not None:
         rows.append(("training loss", f"{row.loss:.3f} nats a token"))
     if val is not None:
         best = f", {row.best_val_loss:.3f} at best" if row.best_val_loss != val else ""
         stands = f", {standing(val, counting)}" if counting else ""
         rows.append(("validation loss", f"{val:.3f} nats a token{best}{stands}"))
     rows.append(("engine", _engine(run) or config.engine.name))
-    if _is_number(last.get("elapsed_s")) and row.step:
-        took = last["elapsed_s"]
+    took = number_of(last, "elapsed_s")
+    if took is not None and row.step:
         rows.append(("time", f"{clock(took)}, {brief(took / row.step)} a step"))
     rows.append(("folder", one_line(str(path))))
     newest = samples[-1] if samples else {}
@@ -266,7 +270,3 @@ def _bar(share: float) -> str:
         'style="height:6px;border-radius:3px;margin:0.3em 0;background:rgba(127,127,127,0.25)">'
         f'<div style="height:100%;border-radius:3px;width:{percent:.1f}%;background:{BLUE}"></div></div>'
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)

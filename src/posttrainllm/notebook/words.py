@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrainllm.config import TrainConfig, changed_settings
+from posttrainllm.config import SETTINGS, TrainConfig, changed_settings
+from posttrainllm.errors import PosttrainError
 from posttrainllm.runs.folder import RUNS_DIR
 from posttrainllm.training.observer import Outcome
 
@@ -49,6 +53,50 @@ def _other_rate(config: TrainConfig, run: Path, reason: str) -> Next:
         return Next(f"posttrainllm diagnose {run}, in a terminal, looks for the reason: {reason}")
     code = _call("train", *_corpus(config), f"preset={_quoted(config.preset)}")
     return Next(f"the preset's learning rate ({usual:g}): {reason}", code)
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Say what is wrong, and what to do, in the words of the Python API: a flag is an argument there."""
+    try:
+        yield
+    except PosttrainError as error:
+        error.reword(error.message.replace(" (from a flag)", ""), python_words(error.hint))
+        raise
+
+
+def python_words(text: str) -> str:
+    """A text that names flags of the command line, with arguments and calls of the Python API in their place."""
+    return _FLAG.sub(_argument, _RESUME.sub(_resuming, text))
+
+
+_RESUME = re.compile(
+    r"(?:posttrainllm train )?--resume(?: (\w.*?)(?=  | --|, |; |$))?(?: --steps (\d+))?"
+)
+_FLAG = re.compile(r"--([a-z][a-z-]+)(?: (\d[\d.e+-]*\b|cpp|numpy|torch|wasm|webgpu)\b)?")
+_ARGUMENTS = {"from": "start_from", "allow-change": "allow_change=True", "name": "name"} | {
+    "runs-dir": "runs_dir"
+}
+
+
+def _resuming(found: re.Match[str]) -> str:
+    name, steps = found.groups()
+    if name is None:
+        return "posttrainllm.resume" + (f"(steps={steps})" if steps else "")
+    return f"posttrainllm.resume({_quoted(name)}{f', steps={steps}' if steps else ''})"
+
+
+def _argument(found: re.Match[str]) -> str:
+    flag, value = found.groups()
+    name = flag.replace("-", "_")
+    if flag not in _ARGUMENTS and not any(key.endswith(f".{name}") for key in SETTINGS):
+        name = "engine" * (flag == "engine")
+    name = _ARGUMENTS.get(flag, name)
+    if not name:
+        return found.group()
+    if value is None:
+        return name
+    return f"{name}={value if value[0].isdigit() else _quoted(value)}"
 
 
 def going_on(run: Path, *more: str) -> str:

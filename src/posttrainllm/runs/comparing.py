@@ -13,7 +13,7 @@ from typing import Any
 from posttrainllm.config import settings_of
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run, RunRow, describe_run
-from posttrainllm.runs.records import Record
+from posttrainllm.runs.records import Record, number_of
 
 ENOUGH = 8  # evaluations for a curve of validation losses
 
@@ -28,8 +28,8 @@ class Compared:
 
     def newest(self, key: str) -> float | None:
         """The newest number under a key of the metrics; None without any."""
-        values = (line.get(key) for line in reversed(self.lines))
-        return next((value for value in values if isinstance(value, int | float)), None)
+        values = (number_of(line, key) for line in reversed(self.lines))
+        return next((value for value in values if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -70,4 +70,4 @@ def show_setting(value: object) -> str:
 
 
 def _has_curve(run: Compared) -> bool:
-    return sum(isinstance(line.get("val_loss"), int | float) for line in run.lines) >= ENOUGH
+    return sum(number_of(line, "val_loss") is not None for line in run.lines) >= ENOUGH

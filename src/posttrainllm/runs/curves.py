@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from posttrainllm.runs.records import number_of
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -39,11 +41,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def curve_of(name: str, lines: Sequence[Mapping[str, Any]], key: str, most: int) -> Curve:
     """The numbers under a key of metrics.jsonl over their steps, thinned out to at most ``most`` means."""
-    points = [
-        (float(line["step"]), float(line[key]))
-        for line in lines
-        if isinstance(line.get(key), int | float) and isinstance(line.get("step"), int)
-    ]
+    found = [(number_of(line, "step"), number_of(line, key)) for line in lines]
+    points = [(float(x), float(y)) for x, y in found if x is not None and y is not None]
     return Curve(name, smooth([x for x, _ in points], most), smooth([y for _, y in points], most))
 
 

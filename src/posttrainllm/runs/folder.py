@@ -33,7 +33,7 @@ from posttrainllm.runs.checkpoint_folder import (
     step_of,
 )
 from posttrainllm.runs.lock import RunLock, is_locked
-from posttrainllm.runs.records import Record, Records
+from posttrainllm.runs.records import Record, Records, number_of
 from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
 
@@ -210,14 +210,15 @@ def resolve_run(
     """Return the folder that a name (of a run in ``runs_dir``) or a path stands for.
 
     A path may also lead to a checkpoint or to a model folder of transformers; ``read_checkpoint``
-    takes them all. A name wins over a folder of the same name in the current directory.
+    takes them all. A name wins over a folder of the same name in the current directory;
+    what begins with a dot (".", "../model") is a path, since no run's name does.
     ``bundled`` are names of models that are no folders and are known to the caller.
 
     Raises: CheckpointError, with the nearest known name.
     """
     text = os.fspath(name_or_path)
     if text:
-        for path in (runs_dir / text, Path(text)):
+        for path in [runs_dir / text] * (not text.startswith(".")) + [Path(text)]:
             if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
                 return path
     names = _names(runs_dir)
@@ -288,9 +289,9 @@ def describe_run(run: Run) -> RunRow:
 
 
 def _column(lines: list[Record], key: str) -> list[float]:
-    """Return the numbers under a key, leaving out null."""
-    values = (line.get(key) for line in lines)
-    return [value for value in values if isinstance(value, int | float)]
+    """Return the numbers under a key, leaving out null and what is none."""
+    values = (number_of(line, key) for line in lines)
+    return [value for value in values if value is not None]
 
 
 def _names(runs_dir: Path) -> list[str]:

@@ -9,6 +9,7 @@ The lines of a run are in order of their "step".
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,17 @@ from posttrainllm.settings import show
 from posttrainllm.storage import read_error, write_error
 
 Record = dict[str, Any]
+
+
+def number_of(record: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a record as it stands there; None where there is none, or something else."""
+    value = record.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None
 
 
 class Records:
