@@ -31,3 +31,32 @@ def test_importing_the_package_imports_nothing_else_of_ours_and_no_dependency():
     loaded = {name for name in result.stdout.split() if name.startswith("posttrainllm")}
     assert loaded == {"posttrainllm"}
     assert not {"numpy", "pydantic", "typer", "rich", "torch"} & set(result.stdout.split())
+
+
+def test_an_interrupt_while_the_package_is_imported_leaves_one_that_works():
+    code = """
+import signal, sys
+import posttrainllm
+
+class Interrupting:
+    seen = 0
+
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("numpy.") and not self.seen:
+            self.seen += 1
+            signal.raise_signal(signal.SIGINT)
+
+finder = Interrupting()
+sys.meta_path.insert(0, finder)
+try:
+    posttrainllm.train
+except KeyboardInterrupt:
+    print("interrupted", finder.seen)
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(posttrainllm.train.__name__, posttrainllm.PosttrainError.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (
+        "interrupted 1\nTrue\ntrain PosttrainError\n",
+        0,
+    ), done.stderr
