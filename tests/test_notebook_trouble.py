@@ -77,6 +77,21 @@ def test_a_folder_whose_name_is_no_text_is_shown_in_a_notebook(runs, tmp_path):
         shown.encode()
 
 
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)<", 'a"onload=x', "&amp;", "x'y", "\u202eevil", "n\nl", "\x1b[31mred"]
+)
+def test_a_copied_folder_of_any_name_is_shown_escaped(name, runs, tmp_path):
+    run = posttrainllm.Run(Path(shutil.copytree(runs[0].path, tmp_path / name)))
+    found = posttrainllm.compare(runs[0], run)
+    for html in (run._repr_html_(), found._repr_html_()):
+        well_formed(html)
+        for odd in ("<script", '"onload', "\x1b", "\u202e"):
+            assert odd not in html
+    for plain in (repr(run), repr(found)):
+        assert "\x1b" not in plain
+        assert "\u202e" not in plain
+
+
 def test_what_python_gives_wrongly_is_said_in_its_words(runs, text, tmp_path):
     folder, name = runs[0].path.parent, runs[0].path.name
     for call, words in (

@@ -292,3 +292,12 @@ def test_what_begins_with_a_dot_is_a_path_and_no_run(tmp_path, monkeypatch):
     assert resolve_run(".", runs) == Path()
     assert resolve_run("../model", runs / "one") == Path("../model")
     assert resolve_run("one", runs) == runs / "one"
+
+
+def test_names_of_foreign_folders_are_listed_without_their_control_characters(tmp_path):
+    for name in ("a\x1b[31m", "b\nc", "d\u202e"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        resolve_run("nothing", tmp_path)
+    assert caught.value.hint.isprintable()
+    assert caught.value.hint == "runs: a\u241b[31m, b c, d\ufffd"

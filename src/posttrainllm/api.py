@@ -265,7 +265,7 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
                 f"{key!r} is {'the name of several settings' if found else 'no setting'}",
                 f"did you mean {spelled}?"
                 if spelled
-                else "posttrainllm train --help lists the settings",
+                else "posttrainllm train --help, in a terminal, lists the settings",
             )
         flags[found[0]] = value
     return flags

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from posttrainllm.figures import printable
 from posttrainllm.runs.curves import Curve, smooth
 from posttrainllm.text.counting import CountingLine
 
@@ -256,6 +257,7 @@ def _number(value: float) -> str:
 def _safe(text: str) -> str:
     """Text for XML: escaped, and without the characters that XML has no way to write."""
     kept = (
-        c if c in "\t\n" or 32 <= ord(c) < 0xD800 or 0xDFFF < ord(c) < 0xFFFE else " " for c in text
+        c if c in "\t\n" or 32 <= ord(c) < 0xD800 or 0xDFFF < ord(c) < 0xFFFE else " "
+        for c in printable(text)
     )
     return escape("".join(kept))

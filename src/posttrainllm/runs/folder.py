@@ -25,6 +25,7 @@ from typing import Literal
 
 from posttrainllm.config import TrainConfig, from_toml, to_toml
 from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.figures import one_line
 from posttrainllm.runs.checkpoint_folder import (
     clean_up,
     discard_after,
@@ -222,7 +223,7 @@ def resolve_run(
             if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
                 return path
     names = _names(runs_dir)
-    known = ", ".join(sorted(names)[-10:])
+    known = ", ".join(map(one_line, sorted(names)[-10:]))
     hint = f"runs: {known}" if known else "train one first: posttrainllm train"
     if bundled:
         hint += f"; models that come along: {', '.join(bundled)}"
