@@ -77,7 +77,7 @@ def test_text_comes_first(tmp_path: Path) -> None:
     [
         ("stps", "did you mean steps"),
         ("learning_rat", "did you mean learning_rate"),
-        ("qwerty", "--help lists the settings"),
+        ("qwerty", "--help, in a terminal, lists the settings"),
     ],
 )
 def test_a_wrong_name_is_refused_in_the_callers_spelling(
