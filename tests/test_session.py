@@ -9,9 +9,10 @@ import pytest
 
 from posttrainllm.config import load_config
 from posttrainllm.engines.cpp_engine import runnable_builds
-from posttrainllm.errors import ConfigError, EngineError, PosttrainError
+from posttrainllm.errors import CheckpointError, ConfigError, EngineError, PosttrainError
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import Run as RunFolder
+from posttrainllm.runs.folder import create_run
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import (
     differences,
@@ -186,3 +187,16 @@ def test_the_best_step_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     saved = read_checkpoint(tmp_path / "best-True" / "checkpoints" / f"step-{step:06d}").state
     assert saved is not None
     assert saved.val_loss == saved.best_val_loss
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_is_being_trained_is_named_so_before_its_settings_are_compared(tmp_path, saved):
+    config = load_config("tiny", flags=SMALL)
+    if saved:
+        run = RunFolder(new_trainer(config, runs_dir=tmp_path).train().run)
+    else:
+        run = create_run(tmp_path, config)
+    with run.lock(), pytest.raises(CheckpointError, match="is being trained by process"):
+        resumed_trainer(run.path.name, runs_dir=tmp_path, changes={"data.batch_size": 3})
+    with pytest.raises(ConfigError):
+        resumed_trainer(run.path.name, runs_dir=tmp_path, changes={"data.batch_size": 3})

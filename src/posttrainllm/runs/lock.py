@@ -44,10 +44,7 @@ class RunLock:
             raise write_error("lock the run", folder, error) from None
         try:
             if not _take(self._descriptor, attempts=ATTEMPTS):
-                raise CheckpointError(
-                    f"run {folder.name} is being trained by {_holder(path)}",
-                    "wait for it, stop it, or train under another --name",
-                )
+                raise _held(folder)
         except OSError as error:
             os.close(self._descriptor)
             raise CheckpointError(
@@ -75,14 +72,20 @@ class RunLock:
         self.release()
 
 
-def is_locked(folder: Path) -> bool:
-    """Tell whether a process is writing this run now."""
+def check_free(folder: Path) -> None:
+    """Raise CheckpointError when a process is writing this run now, naming it. For messages alone: a moment later it may be otherwise."""
+    if is_locked(folder, attempts=ATTEMPTS):
+        raise _held(folder)
+
+
+def is_locked(folder: Path, *, attempts: int = 1) -> bool:
+    """Tell whether a process is writing this run now; whoever only asks has the lock for a moment, too, so ask several times to be sure."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
     except OSError:
         return False
     try:
-        return not _take(descriptor, attempts=1)
+        return not _take(descriptor, attempts=attempts)
     except OSError:
         return False
     finally:
@@ -117,6 +120,13 @@ def _lock(descriptor: int) -> None:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _held(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"run {folder.name} is being trained by {_holder(folder / LOCK_FILE)}",
+        "wait for it, stop it, or train under another --name",
+    )
 
 
 def _holder(path: Path) -> str:

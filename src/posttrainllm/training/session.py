@@ -18,6 +18,7 @@ from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run
 from posttrainllm.runs.folder import Run as RunFolder
+from posttrainllm.runs.lock import check_free
 from posttrainllm.runs.opening import folder_tokenizer
 from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus, open_corpus
@@ -140,6 +141,7 @@ def resumed_trainer(
             f"{path} is a checkpoint outside of a run, and training goes on inside one",
             "put it into the folder checkpoints/ of a run, under the name that it had",
         )
+    check_free(run.path)  # before its settings are compared: they may be the other process's
     config = changed(
         checkpoint.state.config,
         _with_warmup(checkpoint.state, changes or {}),
@@ -210,6 +212,7 @@ def _from_the_start(
     Raises: ConfigError, CorpusError; CheckpointError when the text came through a pipe, which cannot be read again.
     """
     run = RunFolder(path)
+    check_free(path)
     config = changed(run.config(), changes, allow_change=allow_change, observer=observer)
     if STANDARD_INPUT in config.data.corpus and run.corpus is None:
         raise CheckpointError(
