@@ -32,7 +32,7 @@ from posttrainllm.notebook.words import in_python
 from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
-from posttrainllm.runs.records import number_of
+from posttrainllm.runs.records import column, newest
 from posttrainllm.settings import show
 from posttrainllm.text.counting import CountingLine
 from posttrainllm.training.looking import Inspection
@@ -59,14 +59,10 @@ class Run:
         """One line: where it is, how far it came and what it reached."""
         try:
             config, lines = self.config, self.metrics
-        except (
-            PosttrainError
-        ) as error:  # its folder is gone or damaged: a notebook still shows something
+        except PosttrainError as error:  # gone or damaged: a notebook still shows something
             return f"Run({str(self.path)!r}: {error.message})"
-        step = next(
-            (at for line in reversed(lines) if (at := number_of(line, "step")) is not None), 0
-        )
-        reached = "" if self.val_loss is None else f", validation loss {self.val_loss:.3f}"
+        step, loss = newest(lines, "step") or 0, newest(lines, "val_loss")
+        reached = "" if loss is None else f", validation loss {loss:.3f}"
         return f"Run({str(self.path)!r}, {config.preset}, step {step:,} of {config.training.steps:,}{reached})"
 
     def _repr_html_(self) -> str:
@@ -86,13 +82,12 @@ class Run:
     @property
     def losses(self) -> list[float]:
         """Training loss of every logged step, in nats per token."""
-        return [loss for line in self.metrics if (loss := number_of(line, "loss")) is not None]
+        return column(self.metrics, "loss")
 
     @property
     def val_loss(self) -> float | None:
         """The newest validation loss, in nats per token."""
-        newest = (number_of(line, "val_loss") for line in reversed(self.metrics))
-        return next((loss for loss in newest if loss is not None), None)
+        return newest(self.metrics, "val_loss")
 
     @cached_property
     def model(self) -> Model:

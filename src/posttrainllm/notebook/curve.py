@@ -26,9 +26,8 @@ WIDTH, HEIGHT, WIDEST_PX = 480, 270, 620
 LEFT, TOP, BOTTOM, RIGHT, RIGHT_NAMES = 40, 28, 36, 14, 138
 FONT, LABEL_GAP = 11, 12.5  # units; labels nearer than the gap are moved apart
 MOST_POINTS, MOST_DOTS = 300, 100
-TOP_SHARE = (
-    0.05  # of the points are above the picture: the first steps' losses would flatten the rest
-)
+TOP_SHARE = 0.05
+"""Of the points are above the picture: the first steps' losses would flatten the rest."""
 FEW = 20  # points up to which a curve is drawn as it is, without a mean
 
 

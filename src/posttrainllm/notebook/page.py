@@ -29,7 +29,7 @@ from posttrainllm.notebook.words import Next, going_on, next_steps
 from posttrainllm.runs.checkpoint_folder import STATE_FILE, list_checkpoints
 from posttrainllm.runs.curves import Curve, curve_of
 from posttrainllm.runs.folder import Run, describe_run
-from posttrainllm.runs.records import number_of
+from posttrainllm.runs.records import newest
 from posttrainllm.storage import show_bytes
 from posttrainllm.text.counting import CountingLine, standing
 from posttrainllm.training.observer import Outcome
@@ -42,8 +42,6 @@ Rows = Sequence[tuple[str, str]]
 NUMBERS = "font-variant-numeric:tabular-nums"
 DIM = "opacity:0.7"
 MARK = f"border-left:3px solid {ORANGE};padding-left:0.6em;margin:0.3em 0"
-
-
 PRE = (  # a notebook's own style may break words anywhere, in letters of any width
     "font-family:ui-monospace,monospace;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
     "margin:0.1em 0 0.4em;padding:0;max-height:26em;overflow:auto"
@@ -188,13 +186,9 @@ def run_html(path: Path, counting: Sequence[CountingLine] = ()) -> str:
     except PosttrainError as error:
         return block(heading(run.name), notices([error.message]), advice([Next(error.hint)]))
     row = describe_run(run)
-    last = lines[-1] if lines else {}
     training = curve_of("", lines, "loss", MOST_POINTS)
     measured = curve_of("", lines, "val_loss", MOST_DOTS)
-    val = next(
-        (loss for line in reversed(lines) if (loss := number_of(line, "val_loss")) is not None),
-        None,
-    )
+    val = newest(lines, "val_loss")
     rows = [("model", f"{config.preset}: {config.model.parameters():,} parameters")]
     if row.loss is not None:
         rows.append(("training loss", f"{row.loss:.3f} nats a token"))
@@ -203,14 +197,14 @@ def run_html(path: Path, counting: Sequence[CountingLine] = ()) -> str:
         stands = f", {standing(val, counting)}" if counting else ""
         rows.append(("validation loss", f"{val:.3f} nats a token{best}{stands}"))
     rows.append(("engine", _engine(run) or config.engine.name))
-    took = number_of(last, "elapsed_s")
+    took = newest(lines, "elapsed_s")
     if took is not None and row.step:
         rows.append(("time", f"{clock(took)}, {brief(took / row.step)} a step"))
     rows.append(("folder", one_line(str(path))))
-    newest = samples[-1] if samples else {}
+    wrote = samples[-1] if samples else {}
     sample = None
-    if isinstance(newest.get("step"), int):
-        sample = newest["step"], str(newest.get("prompt", "")), str(newest.get("text", ""))
+    if isinstance(wrote.get("step"), int):
+        sample = wrote["step"], str(wrote.get("prompt", "")), str(wrote.get("text", ""))
     steps = config.training.steps
     title = f"Losses of {run.name} up to step {row.step:,} of {steps:,}"
     return block(

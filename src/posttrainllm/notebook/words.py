@@ -74,9 +74,14 @@ _RESUME = re.compile(
     r"(?:posttrainllm train )?--resume(?: (\w.*?)(?=  | --|, |; |$))?(?: --steps (\d+))?"
 )
 _FLAG = re.compile(r"--([a-z][a-z-]+)(?: (\d[\d.e+-]*\b|cpp|numpy|torch|wasm|webgpu)\b)?")
-_ARGUMENTS = {"from": "start_from", "allow-change": "allow_change=True", "name": "name"} | {
-    "runs-dir": "runs_dir"
+_ARGUMENTS = {
+    "from": "start_from",
+    "allow-change": "allow_change=True",
+    "name": "name",
+    "runs-dir": "runs_dir",
+    "engine": "engine",
 }
+"""Flags that are arguments of the API without being settings of that name."""
 
 
 def _resuming(found: re.Match[str]) -> str:
@@ -88,11 +93,8 @@ def _resuming(found: re.Match[str]) -> str:
 
 def _argument(found: re.Match[str]) -> str:
     flag, value = found.groups()
-    name = flag.replace("-", "_")
+    name = _ARGUMENTS.get(flag, flag.replace("-", "_"))
     if flag not in _ARGUMENTS and not any(key.endswith(f".{name}") for key in SETTINGS):
-        name = "engine" * (flag == "engine")
-    name = _ARGUMENTS.get(flag, name)
-    if not name:
         return found.group()
     if value is None:
         return name

@@ -129,7 +129,7 @@ def choose(
     fused, why_fused = False, why_kernels
     if training:
         fused, why_fused = _fused(config, triton, why_kernels, divided)
-        if fused and config.engine.compile == "auto":  # GPT-2 124M: 57.7 ms fused, 59.0 compiled
+        if fused and config.engine.compile == "auto":  # GPT-2 124M: 56.7 ms fused, 60.7 compiled
             why_compiled = "the fused kernels are faster"
         elif divided and config.engine.compile == "auto":  # 91 ms without, 94 with, on two H200s
             why_compiled = "layers that are divided among processes gain nothing by it"
@@ -233,7 +233,7 @@ def _won(
     won = config.training.steps * sum(g * part for g, part in zip(gain, parts, strict=True))
     return won > price, (
         f"{config.training.steps:,} steps of about {1e3 * sum(parts):.2g} ms would win back "
-        f"{won:.1f} s of the {price:.0f} s that translating them takes"
+        f"{won:.1f} s of the {price:.0f} s that compiling takes"
     )
 
 

@@ -164,7 +164,7 @@ class FusedTrunk:
 
     def __init__(self, module: GPT, arenas: Arenas, operations: Any) -> None:
         """``operations`` is the module ``calls`` or ``trunk_kernels``."""
-        self._module, self._arenas, self._ops = module, arenas, operations
+        self._module, self._ops = module, operations
         self._p = {name: p.detach() for name, p in module.named_parameters()}
         self._views = arenas.padded_views(arenas.flat_grads)
         self._tanh = module.config.activation == "gelu_new"
@@ -173,7 +173,6 @@ class FusedTrunk:
         self._vectors = arenas.flat_grads[arenas.decayed :]
         self._first = True
         self._beside = _Beside(self._vectors.device)
-        self._width = module.config.n_embd
         self._layers: list[_Layer] = []
         self._order: Any = None
         self._time = 0
@@ -182,7 +181,7 @@ class FusedTrunk:
     def forward(self, tokens: Tensor) -> Tensor:
         """See ``Trunk``."""
         module, (batch, time) = self._module, tokens.shape
-        self._beside.begin(tokens.numel() * self._width <= SMALL)
+        self._beside.begin(tokens.numel() * module.config.n_embd <= SMALL)
         with self._beside(tokens):
             self._order = self._ops.token_order(tokens)
         embedded = F.embedding(tokens, self._p["wte.weight"]) + self._p["wpe.weight"][:time]

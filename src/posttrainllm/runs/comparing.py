@@ -13,7 +13,7 @@ from typing import Any
 from posttrainllm.config import settings_of
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run, RunRow, describe_run
-from posttrainllm.runs.records import Record, number_of
+from posttrainllm.runs.records import Record, column, newest
 
 ENOUGH = 8  # evaluations for a curve of validation losses
 
@@ -28,8 +28,7 @@ class Compared:
 
     def newest(self, key: str) -> float | None:
         """The newest number under a key of the metrics; None without any."""
-        values = (number_of(line, key) for line in reversed(self.lines))
-        return next((value for value in values if value is not None), None)
+        return newest(self.lines, key)
 
 
 @dataclass(frozen=True)
@@ -70,4 +69,4 @@ def show_setting(value: object) -> str:
 
 
 def _has_curve(run: Compared) -> bool:
-    return sum(number_of(line, "val_loss") is not None for line in run.lines) >= ENOUGH
+    return len(column(run.lines, "val_loss")) >= ENOUGH

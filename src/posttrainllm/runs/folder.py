@@ -34,7 +34,7 @@ from posttrainllm.runs.checkpoint_folder import (
     step_of,
 )
 from posttrainllm.runs.lock import RunLock, is_locked
-from posttrainllm.runs.records import Record, Records, number_of
+from posttrainllm.runs.records import Record, Records, column
 from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
 
@@ -274,25 +274,19 @@ def describe_run(run: Run) -> RunRow:
         state = "imported"
     elif state is None and config is not None:
         state = "finished" if newest >= config.training.steps else "stopped"
-    losses = _column(lines, "loss")
+    losses = column(lines, "loss")
     size, modified = _size_and_time(run.path)
     return RunRow(
         name=run.name,
         preset=config.preset if config else None,
         state=state or "damaged",
-        step=int(max([newest, *_column(lines, "step")])),
+        step=int(max([newest, *column(lines, "step")])),
         steps=config.training.steps if config else None,
         loss=losses[-1] if losses else None,
-        best_val_loss=min(_column(lines, "val_loss"), default=None),
+        best_val_loss=min(column(lines, "val_loss"), default=None),
         bytes=size,
         modified=modified,
     )
-
-
-def _column(lines: list[Record], key: str) -> list[float]:
-    """Return the numbers under a key, leaving out null and what is none."""
-    values = (number_of(line, key) for line in lines)
-    return [value for value in values if value is not None]
 
 
 def _names(runs_dir: Path) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +33,18 @@ def number_of(record: Mapping[str, Any], key: str) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:  # an integer beyond every float
         return None
+
+
+def column(records: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """The numbers under a key, leaving out null and what is none."""
+    values = (number_of(record, key) for record in records)
+    return [value for value in values if value is not None]
+
+
+def newest(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The last number under a key; None where there is none."""
+    values = (number_of(record, key) for record in reversed(records))
+    return next((value for value in values if value is not None), None)
 
 
 class Records:
