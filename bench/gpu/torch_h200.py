@@ -308,6 +308,8 @@ def keep_records(found: dict[str, Any], out: Path) -> None:
         if not good:
             continue
         names = form.replace(" ", "-")
+        if GIVEN.rows != 32 and "gpt2" in good:
+            names += f"-{GIVEN.rows}-rows"
         record = make_record(
             "step",
             f"step-h200-engine-{names}-{'-'.join(good)}",
