@@ -62,7 +62,7 @@ def make_record(
         "commit": commit(),
         "versions": versions(),
         "machine": machine(),
-        "adapter": info.get("adapter"),
+        "adapter": adapter(info),
         "software": bool(info.get("software", False)),
         "engine_info": dict(info),
         "configs": {one.preset: _settings(one) for one in configs},
@@ -71,6 +71,12 @@ def make_record(
         "results": dict(results or {}),
         "rows": [dict(row) for row in rows],
     }
+
+
+def adapter(info: Mapping[str, Any]) -> str | None:
+    """The graphics card that an engine computes on; None where it is the processor."""
+    name = info.get("adapter") or (None if info.get("device") == "cpu" else info.get("device_name"))
+    return None if name is None else str(name)
 
 
 def _settings(config: TrainConfig) -> Record:
