@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.config import replace as with_settings
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError, PosttrainError
+from posttrainllm.figures import Progress
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops
@@ -42,9 +43,6 @@ GRAPH = "one CUDA graph"
 
 LEAST_REPEATS = 10  # of a record
 WARMUP = 3
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is done, how many of them, of how many)."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.errors import ConfigError
+from posttrainllm.figures import Progress
 from posttrainllm.lab.bench import Bench, bench, check_repeats, make_cells
 from posttrainllm.lab.benchmark_record import Record, make_record, source_tree
 from posttrainllm.lab.decode_bench import DecodeBench, decode_bench
 from posttrainllm.lab.ladder import ladder
-from posttrainllm.lab.measured_run import MeasuredRun, Progress, train_once
+from posttrainllm.lab.measured_run import MeasuredRun, train_once
 from posttrainllm.lab.sweep import Sweep, parse_axes, sweep
 from posttrainllm.settings import did_you_mean, show
 

@@ -22,9 +22,10 @@ import numpy as np
 import posttrainllm
 from posttrainllm.config import EngineConfig, GPTConfig, SamplingConfig, load_config
 from posttrainllm.errors import EngineError
+from posttrainllm.figures import Progress
 from posttrainllm.formats.huggingface import config_document, stored_name
 from posttrainllm.gallery import catalogue
-from posttrainllm.lab.bench import Progress, check_repeats
+from posttrainllm.lab.bench import check_repeats
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.machine import available_threads
 from posttrainllm.training.engine_choice import inference_engine, initial_parameters

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posttrainllm.config import TrainConfig, changed_settings, replace
 from posttrainllm.engines.base import F32
+from posttrainllm.figures import Progress
 from posttrainllm.runs.checkpoint_folder import list_checkpoints, step_of
 from posttrainllm.runs.folder import Run
 from posttrainllm.runs.opening import read_folder
@@ -32,9 +33,6 @@ PROBE_STEPS = 100
 MOST_WARMUP = 100  # steps of the run's own warm-up that a probe takes; a shorter one would be measured instead of the rate
 LAST = 10  # steps whose mean is the loss of a probe
 MATTERS = 0.05  # nats: two probes that are closer say nothing
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is trained, step, steps)."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from posttrainllm.config import load_config
 from posttrainllm.errors import ConfigError
-from posttrainllm.lab.bench import WARMUP, Bench, Cell, Progress, Row, bench, check_repeats
+from posttrainllm.figures import Progress
+from posttrainllm.lab.bench import WARMUP, Bench, Cell, Row, bench, check_repeats
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.machine import available_threads
 from posttrainllm.training.engine_choice import resolve

@@ -9,17 +9,15 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import NonFiniteError
+from posttrainllm.figures import Progress
 from posttrainllm.training.observer import Outcome, Record, Silent, Start
 from posttrainllm.training.session import new_trainer
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is trained, step, steps)."""
 
 LAST = 50  # steps whose mean is the training loss
 

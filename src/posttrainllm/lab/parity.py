@@ -12,7 +12,7 @@ A number that is not finite fails, whatever it is compared with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
+from posttrainllm.figures import Progress
 from posttrainllm.lab.cost import fits_float64, step_flops
 from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
 from posttrainllm.lab.update_check import Update, one_update, update_errors
@@ -33,9 +34,6 @@ REFERENCE = "numpy float64"
 MOST_REFERENCE_FLOPS = (
     2e12  # a few minutes of the numpy engine; beyond it the first engine is the reference
 )
-
-Progress = Callable[[str, int, int], None]
-"""Told (engine, step, steps) after every step."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from itertools import product
 
 from posttrainllm.config import TrainConfig, given_settings, replace
 from posttrainllm.errors import ConfigError
+from posttrainllm.figures import Progress
 from posttrainllm.lab.benchmark_record import Record, make_record
-from posttrainllm.lab.measured_run import PLAIN, MeasuredRun, Progress, train_once
+from posttrainllm.lab.measured_run import PLAIN, MeasuredRun, train_once
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from posttrainllm.config import TrainConfig, replace, to_toml
 from posttrainllm.errors import CheckpointError, TrainingError
+from posttrainllm.figures import Progress
 from posttrainllm.formats.huggingface import WEIGHTS_FILE
 from posttrainllm.formats.untrusted import plain_file, read_object
 from posttrainllm.lab.trial import COUNT_FILE, STEPS_FILE, Life
@@ -37,9 +38,6 @@ CLOCKS = ("tokens_per_second", "elapsed_s")  # of a line of metrics.jsonl: not a
 Where = Literal["step", "checkpoint", "time"]
 TURNS: tuple[Where, ...] = ("step", "checkpoint", "time")
 PATIENCE_S = 600.0  # for one life of a run
-
-Progress = Callable[[str, int, int], None]
-"""Told (what is done, kills so far, kills wanted)."""
 
 
 @dataclass(frozen=True)
