@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import posttrainllm
+from posttrainllm.config import SamplingConfig
 from posttrainllm.errors import ConfigError
+from posttrainllm.training.models import Sampling
 
 SMALL = {
     "preset": "tiny",
@@ -58,6 +60,30 @@ def test_a_model_is_named_by_a_path_too(run: posttrainllm.Run, tmp_path: Path) -
     assert more.config.training.start_from == str(
         posttrainllm.load(run.path).checkpoint.path.resolve()
     )
+
+
+def test_a_model_takes_the_same_arguments_as_its_run(run: posttrainllm.Run) -> None:
+    chosen = {
+        "max_tokens": 12,
+        "temperature": 1.5,
+        "top_k": 40,
+        "repetition_penalty": 1.3,
+        "seed": 2,
+    }
+    run = posttrainllm.open_run(run.path)
+    assert run.generate("a", **chosen) == posttrainllm.load(run.path).generate("a", **chosen)
+    assert run.generate(max_tokens=9, temperature=1.5) != run.generate(max_tokens=9, temperature=0)
+    assert set(Sampling.__annotations__) == set(SamplingConfig.model_fields)
+
+
+def test_how_to_sample_is_checked_before_anything_is_written(run: posttrainllm.Run) -> None:
+    for wrong, says in (
+        ({"temperatur": 1}, "did you mean 'sampling.temperature'"),
+        ({"top_p": 2}, "top_p must be"),
+    ):
+        for writes in (run.generate, run.model.generate, run.model.stream):
+            with pytest.raises(ConfigError, match=says):
+                writes("a", **wrong)
 
 
 def test_a_name_too_long_for_a_file_is_no_run(tmp_path: Path) -> None:

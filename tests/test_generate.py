@@ -19,7 +19,7 @@ from posttrainllm.errors import ConfigError, EngineError
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.training.engine_choice import inference_engine, initial_parameters
 from posttrainllm.training.generate import Writers, write_tokens
-from posttrainllm.training.streams import write_text, write_texts
+from posttrainllm.training.streams import write_texts
 
 CPP = tuple(name for name in OP_ENGINES if name.startswith("cpp-"))
 ENGINES = ("numpy", *CPP, "wasm", "webgpu", "torch")
@@ -225,8 +225,8 @@ def recited(*texts: str, stop: tuple[str, ...] = (), tokens: int = 0) -> list[li
     engine: Any = Reciter(*(text.encode() for text in texts))
     count = tokens or max(len(text.encode()) for text in texts)
     pieces = write_texts(
-        engine, 1000, TOKENIZER, ["\n"] * len(texts), GREEDY,
-        seeds=[1] * len(texts), max_tokens=count, stop=stop,
+        engine, 1000, TOKENIZER, ["\n"] * len(texts), GREEDY.model_copy(update={"max_tokens": count}),
+        seeds=[1] * len(texts), stop=stop,
     )  # fmt: skip
     found: list[list[str]] = [[] for _ in texts]
     ended = set()
@@ -262,9 +262,3 @@ def test_a_text_ends_before_a_stop_string_that_comes_in_pieces() -> None:
 def test_each_of_several_texts_ends_at_its_own_stop() -> None:
     found = recited("one. two. three.", "nothing ends us.", "three.", stop=(".",))
     assert ["".join(pieces) for pieces in found] == ["one", "nothing ends us", "three"]
-
-
-def test_one_text_is_the_first_of_several() -> None:
-    engine: Any = Reciter(b"abc")
-    pieces = write_text(engine, 10, TOKENIZER, "x", GREEDY, seed=1, max_tokens=3)
-    assert "".join(pieces) == "abc"

@@ -11,7 +11,7 @@ import pytest
 from cli_cases import check_error, cli, write_text
 from import_cases import QUICK, SMALL, as_pair, logits_of, model_folder, tokens_for, write_bpe
 from needs import require
-from posttrainllm.config import EngineConfig, SamplingConfig, load_config, replace
+from posttrainllm.config import EngineConfig, load_config, replace
 from posttrainllm.errors import ConfigError
 from posttrainllm.lab import diagnose as lab
 from posttrainllm.runs.checkpoint import read_checkpoint
@@ -59,8 +59,7 @@ def test_writing_ends_where_the_model_says_so(imported):
     params["ln_f.bias"] = np.ones(8, np.float32)
     params["wte.weight"][299] = 10  # the end
     opened.engine.load(params)
-    greedy = SamplingConfig(temperature=0.0)
-    assert opened.generate("the", max_tokens=8, sampling=greedy) == ""
+    assert opened.generate("the", max_tokens=8, temperature=0) == ""
 
 
 def test_training_starts_from_an_imported_bpe_model_and_is_resumed(imported, tmp_path, monkeypatch):

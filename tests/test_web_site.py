@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from posttrainllm.config import SamplingConfig
 from posttrainllm.gallery.catalogue import FOLDER, Card
 from posttrainllm.training.models import open_model
 from site_visits import Visit, built_site, chromium, playwright, served, visit
@@ -63,8 +62,7 @@ def test_the_first_page_writes_what_the_terminal_writes(visitor: Visit, folder: 
 def test_every_way_to_choose_is_the_terminals(visitor: Visit) -> None:
     how = {"temperature": 1.1, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.2}
     model = open_model("gallery:shakespeare-small", runs_dir=Path("runs"))
-    sampling = SamplingConfig(**how)
-    wanted = model.generate("To be", sampling=sampling, seed=5, max_tokens=200)
+    wanted = model.generate("To be", seed=5, max_tokens=200, **how)
     page = visitor.open()
     written(page)
     page.locator("summary", has_text="How it chooses").click()

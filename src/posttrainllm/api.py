@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from posttrainllm.config import (
     SETTINGS,
     EngineConfig,
-    SamplingConfig,
     TrainConfig,
     given_settings,
 )
@@ -36,7 +35,7 @@ from posttrainllm.runs.records import column, newest
 from posttrainllm.settings import show
 from posttrainllm.text.counting import CountingLine
 from posttrainllm.training.looking import Inspection
-from posttrainllm.training.models import Model, open_model
+from posttrainllm.training.models import Model, Sampling, open_model
 from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings
@@ -100,27 +99,12 @@ class Run:
         self,
         prompt: str = "\n",
         *,
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
         seed: int = 1,
-        stop: Sequence[str] = (),
-        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] = (),
+        **sampling: Unpack[Sampling],
     ) -> str:
-        """Continue a prompt; what is not given is as in the run's configuration. Returns the new text alone."""
-        given = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "repetition_penalty": repetition_penalty,
-            "max_tokens": max_tokens,
-        }
-        base = self.config.sampling.model_dump()
-        sampling = SamplingConfig(
-            **{**base, **{key: value for key, value in given.items() if value is not None}}
-        )
-        return self.model.generate(prompt, sampling=sampling, seed=seed, stop=stop)
+        """Continue a prompt with the model of the newest checkpoint; arguments as in ``Model.generate``."""
+        return self.model.generate(prompt, seed=seed, stop=stop, **sampling)
 
     @in_python()
     def inspect(self, text: str) -> Inspection:

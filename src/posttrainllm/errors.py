@@ -20,7 +20,8 @@ from __future__ import annotations
 class PosttrainError(Exception):
     """Base of every error that is meant for the user.
 
-    ``message`` says what was wanted and what was got, naming the option, file or buffer; ``hint`` is the next action.
+    ``message`` says what was wanted and what was got, naming the setting, file or buffer, in words that are right everywhere;
+    ``hint`` is the next action, a ``Wording`` (wording.py) where each face has its own words for it.
     """
 
     exit_code = 2

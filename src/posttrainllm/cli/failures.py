@@ -21,6 +21,7 @@ import typer
 
 from posttrainllm.cli.worker import report_error, which_rank
 from posttrainllm.errors import LostError, PosttrainError
+from posttrainllm.wording import in_terminal
 
 GOOD, FAILED, WRONG_USE, STOPPED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -53,7 +54,7 @@ def exit_code(command: Callable[[], object]) -> int:
 def explain(error: Exception) -> tuple[str, str, int]:
     """Return message, hint and exit code for an exception."""
     if isinstance(error, PosttrainError):
-        return error.message, error.hint, error.exit_code
+        return error.message, in_terminal(error.hint), error.exit_code
     if hasattr(error, "format_message"):  # wrong use, as typer (or click) reports it
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "posttrainllm"

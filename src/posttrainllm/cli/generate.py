@@ -88,7 +88,7 @@ def generate(
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.cli.failures import STOPPED
     from posttrainllm.cli.terminal import say
-    from posttrainllm.config import EngineConfig, SamplingConfig
+    from posttrainllm.config import EngineConfig
     from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
@@ -102,16 +102,14 @@ def generate(
         batch=len(prompts),
         weights=weights,
     )
-    given = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "repetition_window": repetition_window,
-        "max_tokens": max_tokens,
-    }
-    changes = {key: value for key, value in given.items() if value is not None}
-    sampling = SamplingConfig.model_validate({**model.sampling.model_dump(), **changes})
+    sampling = model.sampling_with(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        repetition_window=repetition_window,
+        max_tokens=max_tokens,
+    )
     for notice in model.checkpoint.notices:
         say(("notice: ", "yellow"), notice, error=True)
     if run is None:

@@ -17,6 +17,7 @@ from posttrainllm.cli.terminal import discard_output, say
 from posttrainllm.figures import one_line
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
+from posttrainllm.wording import in_terminal
 
 
 class Watcher:
@@ -61,7 +62,7 @@ class Watcher:
 
     def noticed(self, message: str) -> None:
         """See ``Observer``."""
-        self._print(lambda: self.show_notice(message))
+        self._print(lambda: self.show_notice(in_terminal(message)))
 
     def stopping(self) -> None:
         """See ``Observer``. Straight to the descriptor: a signal handler may not print."""

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from posttrainllm.errors import PosttrainError
 from posttrainllm.runs.trainer_state import finite
+from posttrainllm.wording import in_tab
 
 CHUNK = 256 << 10
 
@@ -37,7 +38,7 @@ class RefusalError(Exception):
 
 def refusal_of(error: PosttrainError, status: int = 400) -> RefusalError:
     """Return one of our errors as a refusal."""
-    return RefusalError(status, error.message, error.hint)
+    return RefusalError(status, error.message, in_tab(error.hint))
 
 
 def as_json(value: Any, status: int = 200) -> Response:

@@ -17,8 +17,10 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import CorpusError
+from posttrainllm.figures import Progress
+from posttrainllm.machine import available_threads
 from posttrainllm.text.files import TextFile
 from posttrainllm.text.tokenizer import Tokenizer
 
@@ -89,11 +93,15 @@ class TextCache:
         return digest.hexdigest(), n_bytes
 
     def tokens(
-        self, text: npt.NDArray[np.uint8], tokenizer: Tokenizer, name: str
+        self,
+        text: npt.NDArray[np.uint8],
+        tokenizer: Tokenizer,
+        name: str,
+        progress: Progress = lambda what, done, total: None,
     ) -> npt.NDArray[Any]:
         """Return the ids (n,) of a text, mapped from the cache, encoded first if need be.
 
-        ``name`` stands for the text: equal names must mean equal bytes.
+        ``name`` stands for the text: equal names must mean equal bytes. ``progress`` counts bytes.
 
         Raises: CorpusError when the folder cannot be written or the disk is full.
         """
@@ -101,8 +109,8 @@ class TextCache:
         path = self._folder / "tokens" / f"{name}-{tokenizer.fingerprint}.{kind.name}"
         if not path.is_file():
             with self._new_file("tokens") as (stream, name_it):
-                for piece in encodable_pieces(text):
-                    stream.write(tokenizer.encode(piece).astype(kind).tobytes())
+                for ids in _encoded(text, tokenizer, progress):
+                    stream.write(ids.astype(kind).tobytes())
                 name_it(path)
         if path.stat().st_size == 0:
             return np.zeros(0, kind)
@@ -153,6 +161,20 @@ class TextCache:
         finally:
             if part is not None:
                 part.unlink(missing_ok=True)
+
+
+def _encoded(
+    text: npt.NDArray[np.uint8], tokenizer: Tokenizer, progress: Progress
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the ids of a text piece by piece, several pieces at once: the library encodes outside of Python's lock."""
+    threads = available_threads()
+    pieces = encodable_pieces(text)
+    done = 0
+    with ThreadPoolExecutor(threads) as pool:
+        while group := list(islice(pieces, threads)):
+            yield from pool.map(tokenizer.encode, group)
+            done += sum(map(len, group))
+            progress("bytes turned into tokens", done, len(text))
 
 
 def encodable_pieces(text: npt.NDArray[np.uint8]) -> Iterator[bytes]:

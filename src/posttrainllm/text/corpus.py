@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import CorpusError
+from posttrainllm.figures import Progress
 from posttrainllm.storage import default_cache_dir
 from posttrainllm.text.cache import Facts, TextCache, map_file
 from posttrainllm.text.datasets import shakespeare_path
@@ -142,6 +143,7 @@ def open_corpus(
     cache_dir: Path | None = None,
     sha256: str | None = None,
     allow_binary: bool = False,
+    progress: Progress = lambda what, done, total: None,
 ) -> Corpus:
     """Open text files as one corpus.
 
@@ -150,7 +152,8 @@ def open_corpus(
     between two when the first does not end in one. ``tokenizer`` is bytes unless given, and
     ``cache_dir`` the user's cache folder. ``sha256`` is the hash of the text that is wanted, when a
     run is resumed: another text is refused, and standard input is then not read but taken from the
-    cache. ``allow_binary`` takes files byte for byte, whatever is in them.
+    cache. ``allow_binary`` takes files byte for byte, whatever is in them. ``progress`` hears of the
+    work on long texts: reading them, and turning them into tokens that are not bytes.
 
     Raises: CorpusError, in one line with the next action, for files that are missing, unreadable,
     empty, binary, UTF-16, or no longer the text of ``sha256``.
@@ -163,7 +166,7 @@ def open_corpus(
     cache = TextCache(default_cache_dir() if cache_dir is None else cache_dir)
     files = find_files(sources if sources else [str(default_corpus_path())])
     name = _name(files) if sources else DEFAULT_NAME
-    data, facts = _read(files, cache, wanted=sha256, allow_binary=allow_binary)
+    data, facts = _read(files, cache, progress, wanted=sha256, allow_binary=allow_binary)
     if facts.n_bytes == 0:
         raise CorpusError(f"{name} has no text", "give a file with text in it")
     if sha256 is not None and facts.sha256 != sha256:
@@ -177,8 +180,8 @@ def open_corpus(
     train: Tokens = train_text
     val: Tokens = val_text
     if tokenizer is not None and not isinstance(tokenizer, ByteTokenizer):
-        train = cache.tokens(train_text, tokenizer, f"{facts.sha256}-to-{cut}")
-        val = cache.tokens(val_text, tokenizer, f"{facts.sha256}-from-{cut}")
+        train = cache.tokens(train_text, tokenizer, f"{facts.sha256}-to-{cut}", progress)
+        val = cache.tokens(val_text, tokenizer, f"{facts.sha256}-from-{cut}", progress)
     return Corpus(
         name=name,
         sources=tuple("-" if file.path is None else str(file.path) for file in files if sources),
@@ -213,7 +216,12 @@ def _name(files: list[TextFile]) -> str:
 
 
 def _read(
-    files: list[TextFile], cache: TextCache, *, wanted: str | None, allow_binary: bool
+    files: list[TextFile],
+    cache: TextCache,
+    progress: Progress,
+    *,
+    wanted: str | None,
+    allow_binary: bool,
 ) -> tuple[Bytes, Facts]:
     """Return the joined text of files as an array, in memory or mapped, and its facts."""
     piped = not all(file.regular for file in files)
@@ -232,7 +240,8 @@ def _read(
     if known is not None and (in_place or cache.text_path(known.sha256).is_file()):
         facts = known
     else:
-        sha256, n_bytes = _hash(pieces) if in_place else cache.write_text(pieces)
+        told = _told(pieces, 0 if piped else sum(file.size for file in files), progress)
+        sha256, n_bytes = _hash(told) if in_place else cache.write_text(told)
         facts = Facts(sha256, n_bytes, findings.notices())
         for file in files:
             file.check_unchanged()
@@ -250,6 +259,15 @@ def _hash(pieces: Iterable[bytes]) -> tuple[str, int]:
         digest.update(piece)
         n_bytes += len(piece)
     return digest.hexdigest(), n_bytes
+
+
+def _told(pieces: Iterable[bytes], total: int, progress: Progress) -> Iterator[bytes]:
+    """The pieces of a text, counted as they are read."""
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += len(piece)
+        progress("bytes of text read", done, total)
 
 
 def _joined(files: list[TextFile], findings: Findings, *, allow_binary: bool) -> Iterator[bytes]:

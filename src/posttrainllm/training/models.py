@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from posttrainllm.config import (
     EngineConfig,
@@ -57,6 +57,17 @@ class Measured:
     corpus: Corpus
     evaluation: Evaluation
     verdict: Verdict
+
+
+class Sampling(TypedDict, total=False):
+    """The settings of ``SamplingConfig`` as arguments; one that is left out, or None, is as the model has it."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float | None
+    repetition_window: int | None
+    max_tokens: int | None
 
 
 @dataclass(repr=False)
@@ -143,18 +154,39 @@ class Model:
                 return [str(own)]
         return config.data.corpus
 
+    def sampling_with(self, **changes: Unpack[Sampling]) -> SamplingConfig:
+        """How the model samples, with some settings changed. Raises: ConfigError."""
+        given = {key: value for key, value in changes.items() if value is not None}
+        return SamplingConfig.model_validate({**self.sampling.model_dump(), **given})
+
+    def generate(
+        self,
+        prompt: str = "\n",
+        *,
+        seed: int = 1,
+        stop: str | Sequence[str] = (),
+        **sampling: Unpack[Sampling],
+    ) -> str:
+        """Continue a prompt; returns the new text alone.
+
+        ``sampling``: ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``repetition_window``, ``max_tokens``, as in
+        ``SamplingConfig``; what is not given is as the model's run or card has it. The text ends before the first of the ``stop`` strings.
+
+        Raises: ConfigError.
+        """
+        return "".join(self.stream(prompt, seed=seed, stop=stop, **sampling))
+
     def stream(
         self,
-        prompt: str,
+        prompt: str = "\n",
         *,
-        sampling: SamplingConfig | None = None,
         seed: int = 1,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
+        **sampling: Unpack[Sampling],
     ) -> Iterator[str]:
-        """Continue a prompt and give the new text in pieces. Raises: ConfigError."""
+        """Continue a prompt and give the new text in pieces, as it is written; arguments as in ``generate``."""
         pieces = self.stream_all(
-            [prompt], sampling=sampling, seeds=[seed], max_tokens=max_tokens, stop=stop
+            [prompt], sampling=self.sampling_with(**sampling), seeds=[seed], stop=stop
         )
         return (piece.text for piece in pieces)
 
@@ -164,8 +196,7 @@ class Model:
         *,
         sampling: SamplingConfig | None = None,
         seeds: Sequence[int],
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Iterator[Piece]:
         """Continue prompts side by side, each with its seed; at most ``batch`` of them. Raises: ConfigError.
 
@@ -185,13 +216,8 @@ class Model:
             prompts,
             sampling or self.sampling,
             seeds=seeds,
-            max_tokens=max_tokens,
             stop=(*((stop,) if isinstance(stop, str) else stop), *done),
         )
-
-    def generate(self, prompt: str, **options: Any) -> str:
-        """Continue a prompt; options as in ``stream``."""
-        return "".join(self.stream(prompt, **options))
 
     def inspect(self, text: str) -> Inspection:
         """Look inside: what it expects after every token of a text, how surprised it is, and what its heads look at.

@@ -66,7 +66,6 @@ def write_texts(
     sampling: SamplingConfig,
     *,
     seeds: Sequence[int],
-    max_tokens: int | None = None,
     stop: Sequence[str] = (),
 ) -> Iterator[Piece]:
     """Continue prompts side by side and give the texts in pieces, without the prompts.
@@ -80,7 +79,7 @@ def write_texts(
         engine, n_ctx, [tokenizer.encode(prompt) for prompt in prompts], sampling, seeds=seeds
     )
     texts = [_Text(tokenizer, stop) for _ in prompts]
-    for _ in range(sampling.max_tokens if max_tokens is None else max_tokens):
+    for _ in range(sampling.max_tokens):
         for row, written in writers.step().items():
             shown, ended = texts[row].push(written.token)
             if ended:
@@ -89,31 +88,6 @@ def write_texts(
                 yield Piece(row, shown, ended)
     for row in writers.writing:
         yield Piece(row, texts[row].finish(), True)
-
-
-def write_text(
-    engine: Engine,
-    n_ctx: int,
-    tokenizer: Tokenizer,
-    prompt: str,
-    sampling: SamplingConfig,
-    *,
-    seed: int,
-    max_tokens: int | None = None,
-    stop: Sequence[str] = (),
-) -> Iterator[str]:
-    """Continue one prompt; as ``write_texts``."""
-    pieces = write_texts(
-        engine,
-        n_ctx,
-        tokenizer,
-        [prompt],
-        sampling,
-        seeds=[seed],
-        max_tokens=max_tokens,
-        stop=stop,
-    )
-    return (piece.text for piece in pieces)
 
 
 def _overlap(text: str, stop: str) -> int:
