@@ -32,7 +32,7 @@ class Row:
 
 
 TABLE = {
-    "errors": Row(("errors",), ()),
+    "errors": Row(("errors", "wording"), ()),
     "machine": Row(("machine", "storage", "figures"), ("errors",)),
     "config": Row(
         ("settings", "shape", "presets", "engine_settings", "sections", "config"), ("errors",)
@@ -56,7 +56,7 @@ TABLE = {
     "web": Row(("export_web", "export_site", "site_terms"), (ABOVE,)),
     "api": Row(("api",), (ABOVE,)),
     "lab": Row(("lab",), (ABOVE,)),
-    "surface": Row(("cli", "server", "__main__"), (ABOVE,)),
+    "surface": Row(("interrupts", "cli", "server", "__main__"), (ABOVE,)),
 }
 
 # Imported where they are used, so that a user who never needs them never waits for them.

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from posttrainllm.errors import ConfigError, CorpusError, NonFiniteError
+from posttrainllm.wording import worded
 
 Init = Literal["normal", "residual", "zeros", "ones"]
 Schedule = Literal["cosine", "constant", "wsd"]
@@ -139,7 +140,7 @@ def batch_offsets(
     if low >= high:
         raise CorpusError(
             f"no window fits into the text: its starts would lie in [{low}, {high})",
-            "use a larger text or a smaller --n-ctx",
+            worded("use a larger text or a smaller {model.n_ctx}"),
         )
     row = np.arange(first_row, first_row + rows, dtype=np.uint64)
     drawn = _random_u64(seed, (stream_id("batch") + step) & _MASK64, row)

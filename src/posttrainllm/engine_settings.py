@@ -14,6 +14,7 @@ from pydantic import Field
 
 from posttrainllm.errors import ConfigError
 from posttrainllm.settings import Section
+from posttrainllm.wording import setting, worded
 
 
 class EngineConfig(Section):
@@ -81,34 +82,34 @@ def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> Non
     if engine.precision == "float16" and engine.name != "webgpu":
         raise ConfigError(
             f"engine {engine.name} has no float16, and engine.precision asks for it",
-            "use bf16 with --engine torch, or --engine webgpu",
+            worded("use bf16 with {engine.name=torch}, or {engine.name=webgpu}"),
         )
     if engine.weights == "int8" and engine.name in ("torch", "webgpu"):
         raise ConfigError(
             f"engine {engine.name} has no int8 weights, and engine.weights asks for them",
-            "use --engine cpp, wasm or numpy, or leave engine.weights out",
+            worded("use {engine.name=cpp}, wasm or numpy, or leave {engine.weights} out"),
         )
     if engine.name == "torch":
         return
     if dropout > 0:
         raise ConfigError(
             f"engine {engine.name} has no dropout, and model.dropout is {dropout}",
-            "use --engine torch or set model.dropout=0",
+            worded("use {engine.name=torch} or {model.dropout=0}"),
         )
     if optimizer != "adamw":
         raise ConfigError(
             f"engine {engine.name} has no optimizer {optimizer}",
-            "use --engine torch or set optimizer.kind=adamw",
+            worded("use {engine.name=torch} or {optimizer.kind=adamw}"),
         )
     if engine.precision not in ("auto", "float32", "float16"):
         raise ConfigError(
             f"engine {engine.name} computes in float32, and engine.precision is {engine.precision}",
-            "use --engine torch or leave engine.precision out",
+            worded("use {engine.name=torch} or leave {engine.precision} out"),
         )
     for key in ("device", "compile", "triton", "parallel"):
         value = getattr(engine, key)
         if value != EngineConfig.model_fields[key].default:
             raise ConfigError(
                 f"engine.{key} is {value}, which engine {engine.name} does not look at",
-                f"use --engine torch or leave engine.{key} out",
+                worded("use {engine.name=torch} or leave {it} out", it=setting(f"engine.{key}")),
             )

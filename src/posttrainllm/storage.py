@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrainllm.errors import CheckpointError
+from posttrainllm.wording import worded
 
 Chunk = bytes | memoryview
 
@@ -158,21 +159,23 @@ def write_error(
         left = "" if free is None else f", {show_bytes(free)} are free"
         reason = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         return CheckpointError(
-            f"{line}{reason}{left}", "free some space, or use another --runs-dir"
+            f"{line}{reason}{left}", worded("free some space, or use another {runs_dir}")
         )
     if error.errno == errno.EROFS:
-        return CheckpointError(f"{line}the file system is read-only", "use another --runs-dir")
+        return CheckpointError(
+            f"{line}the file system is read-only", worded("use another {runs_dir}")
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return CheckpointError(
             f"{line}no permission to write there",
-            "change its permissions, or use another --runs-dir",
+            worded("change its permissions, or use another {runs_dir}"),
         )
     if error.errno == errno.EEXIST:
         return CheckpointError(
-            f"{line}something that is no folder has that name", "use another --runs-dir"
+            f"{line}something that is no folder has that name", worded("use another {runs_dir}")
         )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointError(
             f"{line}the folder is gone", "it was moved or removed: put it back, or use another one"
         )
-    return CheckpointError(f"{line}{error.strerror or error}", "try another --runs-dir")
+    return CheckpointError(f"{line}{error.strerror or error}", worded("try another {runs_dir}"))

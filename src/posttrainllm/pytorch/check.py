@@ -24,6 +24,7 @@ from posttrainllm.pytorch.loss import CrossEntropy, cross_entropy
 from posttrainllm.pytorch.optim import Optimizer
 from posttrainllm.pytorch.step import TrainingStep
 from posttrainllm.pytorch.trunk import AutogradTrunk
+from posttrainllm.wording import worded
 
 ALLOWED: Final = {"float32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
 """How far a tensor may be off, as a share of its norm; a wrong kernel is 1 off or more."""
@@ -91,7 +92,7 @@ def _fault(compare: Callable[[], str], device: torch.device) -> str:
         except RuntimeError:
             raise EngineError(
                 f"Triton's kernels broke the connection to the device: {fault}",
-                "add --set engine.triton=off",
+                worded("add {engine.triton=off}"),
             ) from None
     return fault
 

@@ -27,6 +27,7 @@ from posttrainllm.machine import available_threads
 from posttrainllm.pytorch.batches import check_targets, check_tokens
 from posttrainllm.pytorch.distributed_group import Group
 from posttrainllm.pytorch.ranks import check_divisible
+from posttrainllm.wording import worded
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -75,7 +76,7 @@ def rank_engine(config: TrainConfig, group: Group) -> RankEngine:
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             raise EngineError(
                 f"dividing a model among processes needs a newer PyTorch than {torch.__version__}",
-                "update torch, or use --parallel ddp",
+                worded("update torch, or use {engine.parallel=ddp}"),
             )
         from posttrainllm.pytorch.sharded_engine import ShardedEngine
 

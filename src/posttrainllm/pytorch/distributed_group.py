@@ -28,7 +28,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from posttrainllm.engines.base import Batch
 from posttrainllm.errors import ConfigError, EngineError, LostError, PosttrainError
-from posttrainllm.pytorch.ranks import LISTENING, TIMEOUT, Ranks
+from posttrainllm.pytorch.ranks import LISTENING, START, TIMEOUT, Ranks, processes
+from posttrainllm.wording import worded
 
 TIMEOUT_S = 600.0
 END_S = 10.0
@@ -137,7 +138,7 @@ class Group:
                 raise
             raise LostError(
                 f"the connection to another process is lost: {_first_line(error)}",
-                "go on from the newest checkpoint with --resume",
+                worded("go on from the newest checkpoint with {resume}"),
             ) from None
         except BaseException:
             self.broken = True
@@ -229,7 +230,7 @@ def _device(ranks: Ranks) -> tuple[torch.device, str]:
     if ranks.local_count > gpus:
         raise EngineError(
             f"{ranks.local_count} processes need as many GPUs, and this machine has {gpus}",
-            f"use --nproc {gpus}",
+            worded("use {processes}", processes=processes(gpus)),
         )
     device = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(device)
@@ -270,7 +271,7 @@ def _missing(ranks: Ranks, timeout: timedelta, error: Exception) -> EngineError:
     if isinstance(error, ValueError):
         return EngineError(
             f"the environment does not say where the processes meet: {_first_line(error)}",
-            "start them with posttrainllm train --nproc, or with torchrun",
+            START,
         )
     if re.search(r"timed? ?out|failed to connect|clients joined|wait timeout", text, re.IGNORECASE):
         came = re.search(r"(\d+)/\d+ clients joined", text)

@@ -16,6 +16,7 @@ from posttrainllm.errors import TrainingError
 from posttrainllm.pytorch.distributed_group import Group
 from posttrainllm.pytorch.distributed_reducer import Reducer, bits
 from posttrainllm.pytorch.engine import TorchEngine
+from posttrainllm.wording import worded
 
 
 class ReplicaEngine(TorchEngine):
@@ -52,7 +53,7 @@ class ReplicaEngine(TorchEngine):
         if odd:
             raise TrainingError(
                 f"rank {odd[0]} does not have the parameters of rank 0 any more: a GPU or a link computes wrong numbers",
-                "go on from the newest checkpoint with --resume, without that machine",
+                worded("go on from the newest checkpoint with {resume}, without that machine"),
             )
         return super().state() if self._group.ranks.leads else State({}, {}, {})
 

@@ -40,6 +40,7 @@ from posttrainllm.engines.base import (
 from posttrainllm.errors import EngineError
 from posttrainllm.machine import available_threads
 from posttrainllm.pytorch.needed import torch_missing
+from posttrainllm.wording import worded
 
 try:
     import torch
@@ -172,7 +173,9 @@ class TorchEngine:
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"the {self._device.type} device has no memory left: {str(error).splitlines()[0]}",
-                "use a smaller --batch-size, with data.accumulation raised as much, or a smaller model",
+                worded(
+                    "use a smaller {data.batch_size}, with {data.accumulation} raised as much, or a smaller model"
+                ),
             ) from None
 
     @contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from posttrainllm.errors import ConfigError
+from posttrainllm.wording import Wording, setting, worded
 
 if TYPE_CHECKING:
     from posttrainllm.config import TrainConfig
@@ -42,6 +43,18 @@ class Ranks:
         return self.rank == 0
 
 
+START = Wording(
+    "start the processes with torchrun",
+    terminal="start the processes with posttrainllm train --nproc, or with torchrun",
+)
+ALONE = Wording("train in one process", terminal="leave out --nproc")
+
+
+def processes(count: int) -> Wording:
+    """So many processes, as something to use."""
+    return Wording(f"{count} processes", terminal=f"--nproc {count}")
+
+
 def ranks_here(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     """Which of several processes this one is; None for one that trains alone.
 
@@ -55,7 +68,7 @@ def ranks_here(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     if not (0 <= rank < count and 0 <= local_rank < local_count <= count):
         raise ConfigError(
             f"RANK {rank} of WORLD_SIZE {count}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE {local_count} cannot be",
-            "start the processes with posttrainllm train --nproc, or with torchrun",
+            START,
         )
     return Ranks(rank, count, local_rank, local_count)
 
@@ -69,7 +82,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None = N
     except ValueError:
         raise ConfigError(
             f"the environment variable {name} must be a whole number, got {text!r}",
-            "start the processes with posttrainllm train --nproc, or with torchrun",
+            START,
         ) from None
 
 
@@ -83,15 +96,18 @@ def check_divisible(config: TrainConfig, count: int) -> None:
     if config.engine.name != "torch":
         raise ConfigError(
             f"{count} processes train together on engine torch alone, and this run's engine is {config.engine.name}",
-            "add --engine torch, or leave out --nproc",
+            worded("add {engine.name=torch}, or {alone}", alone=ALONE),
         )
     rows = config.data.batch_size
     if rows % count:
         below, above = rows // count * count, (rows // count + 1) * count
-        sizes = f"{below} or {above}" if below else f"{above}"
-        fitting = [str(number) for number in range(2, min(rows, count) + 1) if rows % number == 0]
-        fewer = f", or --nproc {fitting[-1]}" if fitting else ""
+        fitting = [number for number in range(2, min(rows, count) + 1) if rows % number == 0]
         raise ConfigError(
             f"a batch of {rows} windows cannot be divided equally among {count} processes",
-            f"use --batch-size {sizes}{fewer}",
+            worded(
+                "use {size}{or_larger}{or_fewer}",
+                size=setting("data.batch_size", below or above),
+                or_larger=f" or {above}" if below else "",
+                or_fewer=worded(", or {fewer}", fewer=processes(fitting[-1])) if fitting else "",
+            ),
         )

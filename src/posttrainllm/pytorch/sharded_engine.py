@@ -33,6 +33,7 @@ from posttrainllm.pytorch.loss import CrossEntropy, chunk_rows, cross_entropy
 from posttrainllm.pytorch.sharded_files import write_shards
 from posttrainllm.pytorch.sharded_model import Head, Work
 from posttrainllm.pytorch.sharded_optim import ShardedAdamW
+from posttrainllm.wording import worded
 
 PREFIX = "model."
 
@@ -237,7 +238,9 @@ class ShardedEngine:
             except torch.OutOfMemoryError as error:
                 raise EngineError(
                     f"the {self._device.type} device has no memory left: {str(error).splitlines()[0]}",
-                    "use a smaller --batch-size, with data.accumulation raised as much",
+                    worded(
+                        "use a smaller {data.batch_size}, with {data.accumulation} raised as much"
+                    ),
                 ) from None
 
 

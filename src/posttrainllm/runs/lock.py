@@ -20,6 +20,7 @@ from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.untrusted import parse_object
 from posttrainllm.settings import show
 from posttrainllm.storage import write_error
+from posttrainllm.wording import worded
 
 LOCK_FILE = ".lock"
 ATTEMPTS = 5  # `runs list` holds a lock for an instant to see whether it is free
@@ -49,7 +50,7 @@ class RunLock:
             os.close(self._descriptor)
             raise CheckpointError(
                 f"cannot lock the run in {folder}: {error.strerror or error}",
-                "this file system has no locks: use --runs-dir with a local folder",
+                worded("this file system has no locks: use a {runs_dir} on a local disk"),
             ) from None
         except CheckpointError:
             os.close(self._descriptor)
@@ -125,7 +126,7 @@ def _lock(descriptor: int) -> None:
 def _held(folder: Path) -> CheckpointError:
     return CheckpointError(
         f"run {folder.name} is being trained by {_holder(folder / LOCK_FILE)}",
-        "wait for it, stop it, or train under another --name",
+        worded("wait for it, stop it, or train under another {name}"),
     )
 
 

@@ -24,6 +24,7 @@ from posttrainllm.runs.folder import check_name
 from posttrainllm.runs.lock import LOCK_FILE, RunLock, is_locked
 from posttrainllm.settings import show
 from posttrainllm.storage import sync_folder, write_error
+from posttrainllm.wording import worded
 
 HIDDEN = ".new-"
 MAX_FIT_BYTES = 80  # of a name that is made; a number may follow
@@ -79,7 +80,8 @@ def fit_name(base: str) -> str:
 def _check_free(runs_dir: Path, name: str) -> None:
     if os.path.lexists(runs_dir / name):
         raise CheckpointError(
-            f"{runs_dir} already has a run {show(name)}", "give it another name: --name NAME"
+            f"{runs_dir} already has a run {show(name)}",
+            worded("give it another name: {name=NAME}"),
         )
 
 

@@ -22,6 +22,7 @@ from posttrainllm.engines.webgpu.engine import WebGpuEngine
 from posttrainllm.engines.webgpu.tuning import cache_folder, kernels_digest
 from posttrainllm.errors import EngineError
 from posttrainllm.model import training_programs
+from posttrainllm.wording import worded
 
 STEPS = 10
 CHECKED = "tiny"
@@ -50,7 +51,7 @@ def checked_adapter(wanted: str = "") -> str:
         failures.append(f"{name!r}: {reason}")
     raise EngineError(
         f"the GPU computes wrong numbers and is not used: {'; '.join(failures)}",
-        "update its driver, or use --engine cpp",
+        worded("update its driver, or use {engine.name=cpp}"),
     )
 
 
@@ -87,7 +88,7 @@ def check_half(name: str) -> None:
     if failure:
         raise EngineError(
             f"half precision on {name!r} is too far from float32: {failure}",
-            "leave engine.precision out",
+            worded("leave {engine.precision} out"),
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from posttrainllm.engines.webgpu.dispatch import Dispatch, Limits, extensions
 from posttrainllm.engines.webgpu.native import unchecked_module
 from posttrainllm.errors import EngineError
+from posttrainllm.wording import worded
 
 INSTALL = "run: pip install 'posttrainllm[webgpu]'"
 ORDER = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")  # a real GPU first
@@ -87,7 +88,9 @@ def choose_adapter(wanted: str = "") -> Any:
     if not found:
         raise EngineError(
             "no WebGPU adapter: neither a GPU driver nor a software one is installed",
-            "use --engine cpp; on Debian, a software adapter is: apt-get install mesa-vulkan-drivers",
+            worded(
+                "use {engine.name=cpp}; on Debian, a software adapter is: apt-get install mesa-vulkan-drivers"
+            ),
         )
     for adapter in found:
         if wanted.lower() in f"{adapter.info['device']} {adapter.info['vendor']}".lower():
@@ -114,12 +117,14 @@ class GpuDevice:
             if adapter.limits[name] < least:
                 raise EngineError(
                     f"the adapter {self.name!r} allows {adapter.limits[name]:,} for {name}, and the kernels need {least:,}",
-                    "choose another adapter with --adapter, or use --engine cpp",
+                    worded(
+                        "choose another adapter with {engine.adapter=NAME}, or use {engine.name=cpp}"
+                    ),
                 )
         if half and "shader-f16" not in features:
             raise EngineError(
                 f"the adapter {self.name!r} has no half precision (shader-f16)",
-                "leave engine.precision out",
+                worded("leave {engine.precision} out"),
             )
         limits = {name: adapter.limits[name] for name in WANTED_LIMITS}
         try:
@@ -159,7 +164,7 @@ class GpuDevice:
             raise EngineError(
                 f"buffer {name!r} takes {nbytes / 2**20:,.0f} MiB, over the {self.buffer_bytes / 2**20:,.0f} MiB that "
                 f"{self.name!r} allows a buffer",
-                "use a smaller preset, a smaller --batch-size, or --engine cpp",
+                worded("use a smaller preset, a smaller {data.batch_size}, or {engine.name=cpp}"),
             )
         flags = self.wgpu.BufferUsage
         bits = {
@@ -172,7 +177,7 @@ class GpuDevice:
         except Exception as error:
             raise EngineError(
                 f"{self.name!r} has no room for buffer {name!r} of {nbytes / 2**20:,.1f} MiB",
-                "use a smaller preset, a smaller --batch-size, or --engine cpp",
+                worded("use a smaller preset, a smaller {data.batch_size}, or {engine.name=cpp}"),
             ) from error
 
     @contextmanager
@@ -184,7 +189,9 @@ class GpuDevice:
             said = str(error).strip().splitlines()
             raise EngineError(
                 f"the GPU {self.name!r} stopped working: {said[-1].strip() if said else error}",
-                "its driver may have been reset or be out of memory; a run goes on from its last checkpoint with --resume",
+                worded(
+                    "its driver may have been reset or be out of memory; a run goes on from its last checkpoint with {resume}"
+                ),
             ) from error
 
     def layout(self, access: tuple[str, ...]) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from posttrainllm.engines.webgpu.device import GpuDevice
 from posttrainllm.errors import EngineError
 from posttrainllm.plan import ALIGN, PARTS, Place, Plan, Region
+from posttrainllm.wording import worded
 
 Array = NDArray[Any]
 Resource = tuple[Any, int, int]  # buffer, byte offset, bytes
@@ -95,7 +96,9 @@ class GpuMemory:
                     raise EngineError(
                         f"{self._name_of(place)} takes {nbytes / 2**20:,.0f} MiB, over the "
                         f"{self.device.binding_bytes / 2**20:,.0f} MiB that {self.device.name!r} binds at once",
-                        "use a smaller preset, a smaller --batch-size, or --engine cpp",
+                        worded(
+                            "use a smaller preset, a smaller {data.batch_size}, or {engine.name=cpp}"
+                        ),
                     )
                 if offset % (4 * ALIGN):
                     raise EngineError(
