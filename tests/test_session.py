@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,37 @@ def test_a_resumed_run_gets_the_build_it_was_trained_with_and_keeps_its_settings
     assert not [
         notice for notice in listener.notices if "not what the run was trained with" in notice
     ]
+
+
+def test_what_a_run_starts_from_is_not_kept_in_memory_while_it_trains(tmp_path: Path) -> None:
+    class Watcher(Silent):
+        def started(self, start: object) -> None:
+            seen.append([array() for array in held])
+
+    config = load_config("tiny", flags=SMALL)
+    new_trainer(config, runs_dir=tmp_path, name="a").train()
+    start = {"training.start_from": str(tmp_path / "a")}
+    seen: list[list[object]] = []
+    tuned = new_trainer(
+        load_config("tiny", flags={**SMALL, **start}), runs_dir=tmp_path, observer=Watcher()
+    )
+    assert tuned.start is not None
+    held = [weakref.ref(array) for array in tuned.start.values()]
+    tuned.train()
+    resumed = resumed_trainer(
+        "a",
+        runs_dir=tmp_path,
+        changes={"training.steps": 6},
+        allow_change=True,
+        observer=Watcher(),
+    )
+    assert resumed.resumed is not None
+    kept = (resumed.resumed.params, resumed.resumed.m or {}, resumed.resumed.v or {})
+    held = [weakref.ref(array) for tensors in kept for array in tensors.values()]
+    del kept
+    resumed.train()
+    assert [len(arrays) for arrays in seen] == [16, 48]
+    assert not any(array is not None for arrays in seen for array in arrays)
 
 
 def test_another_engine_than_before_is_told_by_key() -> None:

@@ -181,7 +181,7 @@ def resume(
 
 
 def _trained(trainer: Trainer) -> Run:
-    return Run(trainer.train().run, tuple(trainer.counting()))
+    return Run(trainer.train().run, tuple(trainer.counting))
 
 
 @in_python()

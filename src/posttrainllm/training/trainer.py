@@ -14,7 +14,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,10 +136,7 @@ class Trainer:
             )
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
-            if self.resumed is None:
-                self.engine.load(self.start or initial_parameters(config.model, loop.seed))
-            else:
-                self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
+            self._load()
             with self.run.lock(), StopSignals(self.observer.stopping) as stop:
                 self._still_newest()
                 self.run.start_from(self.step)
@@ -153,12 +151,21 @@ class Trainer:
         finally:
             self.engine.close()
 
+    def _load(self) -> None:
+        """Give the engine its numbers and let go of what they came in, which is as much memory again for the whole run."""
+        if self.resumed is None:
+            first = self.start or initial_parameters(self.config.model, self.config.training.seed)
+            self.engine.load(first)
+            self.start = None
+        else:
+            self.engine.load(self.resumed.params, self.resumed.m, self.resumed.v)
+            self.resumed = replace(self.resumed, params={}, m=None, v=None)
+
     def _still_newest(self) -> None:
         """Refuse to go on from an older checkpoint: named by hand, or overtaken by another process before the lock was ours."""
         newest = max(map(step_of, list_checkpoints(self.run.checkpoints)), default=0)
-        damaged = bool(
-            self.resumed and self.resumed.notices
-        )  # then the newest one was passed over on purpose
+        # one that was damaged is passed over on purpose
+        damaged = bool(self.resumed and self.resumed.notices)
         if newest > self.step and not damaged:
             raise CheckpointError(
                 f"run {self.run.name} has a checkpoint of step {newest}, beyond step {self.step}",
@@ -212,20 +219,15 @@ class Trainer:
             nbytes=self.engine.nbytes,
             tokens_per_step=config.tokens_per_step,
             first_step=self.step + 1,
-            counting=self.counting(),
+            counting=self.counting,
             seconds_per_step=self._probe(),
         )
 
+    @cached_property
     def counting(self) -> list[CountingLine]:
-        """What counting reaches on this split, computed once."""
-        if not hasattr(self, "_counting"):
-            tokens = self.corpus.val
-            self._counting = (
-                counting_lines(self.corpus.train, tokens, self.config.model.n_vocab)
-                if len(tokens) > 1
-                else []
-            )
-        return self._counting
+        """What counting reaches on this split."""
+        train, val = self.corpus.train, self.corpus.val
+        return counting_lines(train, val, self.config.model.n_vocab) if len(val) > 1 else []
 
     def _probe(self) -> float:
         """Seconds a step, from gradients of the next batch that are then thrown away: they change no state."""
@@ -365,7 +367,7 @@ class Trainer:
             texts=texts,
             corpus=self.corpus,
             val_loss=self._val_loss,
-            counting=self.counting(),
+            counting=self.counting,
             config=self.config,
             best_val_loss=self.best,
         )
