@@ -14,6 +14,7 @@ is Python's from there on: put it into another one by ``worded("{what}; {then}",
 
 from __future__ import annotations
 
+import json
 from string import Formatter
 from typing import Final, Self
 
@@ -83,10 +84,12 @@ def worded(text: str, **values: object) -> Wording:
     ("engine.name=cpp") or without; or the name of one of ``values``: a wording, or anything else as it is, whatever braces are in it.
     """
     parts: list[object] = []
-    for literal, field, _, _ in Formatter().parse(text):
+    for literal, field, form, _ in Formatter().parse(text):
         parts.append(literal)
-        if field is not None:
-            parts.append(values[field] if field in values else setting(*field.split("=", 1)))
+        if field is None:
+            continue
+        value = values[field] if field in values else setting(*field.split("=", 1))
+        parts.append(value if isinstance(value, Wording) else format(value, form or ""))
     return Wording(
         "".join(map(str, parts)),
         terminal="".join(map(in_terminal, parts)),
@@ -101,11 +104,16 @@ def setting(key: str, value: object = None) -> Wording:
     if value is None:
         return Wording(python, terminal=flag or key, tab=label)
     text = str(value)
-    literal = text if text in ("True", "False") or _is_number(text) else f'"{text}"'
+    literal = text if text in ("True", "False") or _is_number(text) else python_text(text)
     if value in ("True", True) and flag:  # a switch
         return Wording(f"{python}={literal}", terminal=flag, tab=label)
     terminal = f"{flag} {text}" if flag else f"--set {key}={text}"
     return Wording(f"{python}={literal}", terminal=terminal, tab=f"{label} {text}")
+
+
+def python_text(text: str) -> str:
+    """A text as Python reads it, in the quotes of this package's pages."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def in_terminal(text: object) -> str:

@@ -65,6 +65,7 @@ from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.settings import show
 from posttrainllm.storage import sync_file, sync_folder, write_error, write_file
 from posttrainllm.text.tokenizer import Tokenizer
+from posttrainllm.wording import Wording
 
 __all__ = [
     "Checkpoint",
@@ -238,7 +239,13 @@ def _locate(path: Path, *, verify: bool) -> tuple[Path, tuple[str, ...]]:
     """Find the model folder that a path stands for, and check its hashes if it has any."""
     if not os.path.isdir(path):
         if not os.path.lexists(path):
-            raise CheckpointError(f"{path} does not exist", "see `posttrainllm runs list`")
+            raise CheckpointError(
+                f"{path} does not exist",
+                Wording(
+                    "give a run, a checkpoint folder or a Hugging Face model folder",
+                    terminal="see posttrainllm runs list",
+                ),
+            )
         raise CheckpointError(
             f"{path} is a file, wanted a folder",
             "give a run, a checkpoint folder or a Hugging Face model folder",

@@ -32,6 +32,7 @@ from posttrainllm.storage import (
     show_bytes,
     sync_folder,
 )
+from posttrainllm.wording import worded
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
@@ -264,6 +265,9 @@ def check_space(
         raise CheckpointError(
             f"{checkpoints} needs {show_bytes(need)} for {count} planned {plural}, the disk has "
             f"{show_bytes(free)}",
-            "free some space, or use another --runs-dir"
-            + ("; or set training.keep_checkpoints lower" if keep > 1 else ""),
+            worded("free some space, or use another {runs_dir}")
+            if keep == 1
+            else worded(
+                "free some space, use another {runs_dir}, or keep fewer with {training.keep_checkpoints=1}"
+            ),
         )

@@ -14,6 +14,7 @@ from posttrainllm.config import settings_of
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run, RunRow, describe_run
 from posttrainllm.runs.records import Record, column, newest
+from posttrainllm.wording import Wording
 
 ENOUGH = 8  # evaluations for a curve of validation losses
 
@@ -51,7 +52,13 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
     Raises: ConfigError for fewer than two, and for a configuration that cannot be used; CheckpointError for metrics that are damaged.
     """
     if len(runs) < 2:
-        raise ConfigError("comparing takes two runs or more", "see posttrainllm runs list")
+        raise ConfigError(
+            "comparing takes two runs or more",
+            Wording(
+                'give two of a folder of runs: compare("first", "second")',
+                terminal="see posttrainllm runs list",
+            ),
+        )
     settings = [settings_of(run.config()) for run in runs]
     differ = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1]
     found = [

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,9 +38,16 @@ from posttrainllm.runs.lock import RunLock, is_locked
 from posttrainllm.runs.records import Record, Records, column
 from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
+from posttrainllm.wording import Wording, python_text, worded
 
 RUNS_DIR = "runs"
 """Where runs lie unless another folder is given."""
+
+TRAIN_FIRST = Wording(
+    "train one first: posttrainllm.train()",
+    terminal="train one first: posttrainllm train",
+    tab="train one first",
+)
 
 CONFIG_FILE = "config.toml"
 CORPUS_FILE = "corpus.txt"
@@ -170,7 +178,7 @@ def _claim(runs_dir: Path, preset: str, name: str | None) -> Path:
         except FileExistsError:
             raise CheckpointError(
                 f"{runs_dir} already has a run {show(name)}",
-                f"go on with it: --resume {name}   or give another --name",
+                worded("go on with it: {resume}, or give another {name}", resume=resuming(path)),
             ) from None
         return path
     numbers = [re.fullmatch(rf"{re.escape(preset)}-(\d+)", taken) for taken in _names(runs_dir)]
@@ -183,6 +191,19 @@ def _claim(runs_dir: Path, preset: str, name: str | None) -> Path:
             continue
         return path
     raise AssertionError("there are infinitely many numbers")
+
+
+def resuming(run: Path, steps: int | None = None) -> Wording:
+    """Going on with a run, as a command or a call to copy; ``steps`` is its new length."""
+    command, call = f"posttrainllm train --resume {shlex.quote(run.name)}", [python_text(run.name)]
+    if steps is not None:
+        command, call = f"{command} --steps {steps}", [*call, f"steps={steps}"]
+    if os.path.abspath(run.parent) != os.path.abspath(RUNS_DIR):
+        command = f"{command} --runs-dir {shlex.quote(str(run.parent))}"
+        call = [*call, f"runs_dir={python_text(str(run.parent))}"]
+    return Wording(
+        f"posttrainllm.resume({', '.join(call)})", terminal=command, tab="on the Runs page"
+    )
 
 
 def check_name(name: str) -> None:
@@ -224,9 +245,10 @@ def resolve_run(
                 return path
     names = _names(runs_dir)
     known = ", ".join(map(one_line, sorted(names)[-10:]))
-    hint = f"runs: {known}" if known else "train one first: posttrainllm train"
+    hint = f"runs: {known}" if known else TRAIN_FIRST
     if bundled:
-        hint += f"; models that come along: {', '.join(bundled)}"
+        along = ", ".join(bundled)
+        hint = worded("{first}; models that come along: {along}", first=hint, along=along)
     near = did_you_mean(text, [*names, *bundled])
     raise CheckpointError(f"there is no run {show(text)} in {runs_dir}{near}", hint)
 

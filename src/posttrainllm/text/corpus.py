@@ -30,6 +30,7 @@ from posttrainllm.text.cache import Facts, TextCache, map_file
 from posttrainllm.text.datasets import shakespeare_path
 from posttrainllm.text.files import Findings, TextCheck, TextFile, find_files
 from posttrainllm.text.tokenizer import ByteTokenizer, Ids, Tokenizer
+from posttrainllm.wording import worded
 
 READ_WHOLE = 64 << 20
 
@@ -73,9 +74,9 @@ class Corpus:
 
         Raises: CorpusError naming the part and both numbers.
         """
-        parts = [("training", self.train, "use a smaller --n-ctx or a larger file")]
+        parts = [("training", self.train, worded("use a smaller {model.n_ctx} or a larger file"))]
         if self.val_fraction > 0:
-            way_out = "use a smaller --n-ctx, a larger file or --val-fraction 0"
+            way_out = worded("use a smaller {model.n_ctx}, a larger file or {data.val_fraction=0}")
             parts.append(("validation", self.val, way_out))
         for part, tokens, hint in parts:
             if len(tokens) < n_ctx + 1:
@@ -160,7 +161,7 @@ def open_corpus(
     """
     if not 0 <= val_fraction < 1:
         raise CorpusError(
-            f"--val-fraction is {val_fraction}, wanted 0 or more and less than 1",
+            f"data.val_fraction is {val_fraction}, wanted 0 or more and less than 1",
             "0.1 keeps the last tenth of the text for validation",
         )
     cache = TextCache(default_cache_dir() if cache_dir is None else cache_dir)

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from posttrainllm.errors import CorpusError
 from posttrainllm.settings import show
+from posttrainllm.wording import Wording, worded
 
 PIECE = 1 << 20  # bytes read at a time
 
@@ -37,10 +38,10 @@ FEW_CONTROLS = 8  # a short text may end in DOS's control-Z
 SIGNATURES = [
     (b"%PDF-", "a PDF file", "convert it first: pdftotext {file} {stem}.txt"),
     (b"PK\x03\x04", "a ZIP file (so are .docx, .epub and .odt)", "export or unpack the text first"),
-    (b"\x1f\x8b", "gzip-compressed", "gzip -dc {file} | posttrainllm train -"),
-    (b"BZh91AY&SY", "bzip2-compressed", "bzip2 -dc {file} | posttrainllm train -"),
-    (b"\xfd7zXZ\0", "xz-compressed", "xz -dc {file} | posttrainllm train -"),
-    (b"\x28\xb5\x2f\xfd", "zstd-compressed", "zstd -dc {file} | posttrainllm train -"),
+    (b"\x1f\x8b", "gzip-compressed", "unpack it: gzip -dc {file} {into}"),
+    (b"BZh91AY&SY", "bzip2-compressed", "unpack it: bzip2 -dc {file} {into}"),
+    (b"\xfd7zXZ\0", "xz-compressed", "unpack it: xz -dc {file} {into}"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed", "unpack it: zstd -dc {file} {into}"),
     (b"PAR1\x15", "a Parquet file", "export its text column first"),
     (b"SQLite format 3\0", "an SQLite database", "export its text first"),
 ]
@@ -286,8 +287,9 @@ class TextCheck:
                     raise self._wrong_encoding("looks like UTF-16 with no mark", encoding)
             raise CorpusError(
                 f"{self._file.name} is binary: byte {self._n_bytes + nul:,} is NUL",
-                "give plain text; if it is text with stray NULs: "
-                + self._fill("tr -d '\\000' < {file} > {stem}-clean.txt"),
+                self._fill(
+                    "give plain text; if it is text with stray NULs: tr -d '\\000' < {file} > {stem}-clean.txt"
+                ),
             )
         self._n_control += len(piece) - len(piece.translate(None, CONTROL))
         share = self._n_control / (self._n_bytes + len(piece))
@@ -325,11 +327,11 @@ class TextCheck:
             self._findings.crlf.append(self._file.name)
 
     def _wrong_encoding(self, problem: str, encoding: str) -> CorpusError:
-        command = f"iconv -f {encoding} -t UTF-8 {{file}} > {{stem}}-utf8.txt"
-        return CorpusError(f"{self._file.name} {problem}", "convert it: " + self._fill(command))
+        command = f"convert it: iconv -f {encoding} -t UTF-8 {{file}} > {{stem}}-utf8.txt"
+        return CorpusError(f"{self._file.name} {problem}", self._fill(command))
 
-    def _fill(self, command: str) -> str:
+    def _fill(self, command: str) -> Wording:
         path = self._file.path or Path("input")
-        return command.replace("{file}", shlex.quote(str(path))).replace(
-            "{stem}", shlex.quote(path.stem)
-        )
+        into = Wording("> text.txt", terminal="| posttrainllm train -")
+        file, stem = shlex.quote(str(path)), shlex.quote(path.stem)
+        return worded(command, file=file, stem=stem, into=into)

@@ -36,6 +36,7 @@ from posttrainllm.int8 import can_round, int8_dims, int8_program
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Program
+from posttrainllm.wording import worded
 
 if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
@@ -175,8 +176,9 @@ def _what_fits(nbytes: int) -> str:
     if not fitting:
         return "no preset needs so little; close other programs"
     largest = max(fitting, key=planned.__getitem__)
-    return (
-        f"the largest preset that fits is {largest}; a smaller --batch-size or --n-ctx needs less"
+    return worded(
+        "the largest preset that fits is {largest}; a smaller {data.batch_size} or {model.n_ctx} needs less",
+        largest=largest,
     )
 
 

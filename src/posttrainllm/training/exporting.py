@@ -62,6 +62,7 @@ from posttrainllm.training.importing import is_number
 from posttrainllm.training.models import Found, find_model
 from posttrainllm.training.places import check_folder, hidden, new_file, remove
 from posttrainllm.training.starting import nearest_preset
+from posttrainllm.wording import Wording, worded
 
 FORMS = ("hf", "tinygpt", "zip")
 DTYPES = {"float32": "fp32", "float16": "fp16"}
@@ -99,11 +100,14 @@ def export_model(
     Raises: CheckpointError, ConfigError, with nothing left behind.
     """
     if form not in FORMS:
-        raise ConfigError(f"--to is {show(form)}, wanted one of {', '.join(FORMS)}")
+        raise ConfigError(
+            f"form is {show(form)}, wanted one of {', '.join(FORMS)}",
+            worded("for example {form=hf}"),
+        )
     if dtype not in DTYPES or (dtype != "float32" and form != "tinygpt"):
         raise ConfigError(
-            f"--dtype is {show(dtype)}, wanted float32"
-            + (" or float16" if form == "tinygpt" else f" for --to {form}"),
+            f"dtype is {show(dtype)}, wanted float32"
+            + (" or float16" if form == "tinygpt" else f" for form {form}"),
             "float16 is a form of .tinygpt files" if form != "tinygpt" else "",
         )
     found = find_model(name, runs_dir, moments=form == "tinygpt")
@@ -173,9 +177,11 @@ def _tinygpt(found: Found, path: Path, dtype: str, approximate: bool) -> Exporte
     if wrong and not (near and approximate):
         raise CheckpointError(
             f"{checkpoint.path} cannot become a .tinygpt file: {'; '.join(wrong)}",
-            "--approximate writes it all the same and says how far the logits are apart"
+            worded(
+                "{approximate=True} writes it all the same and says how far the logits are apart"
+            )
             if near
-            else "export it with --to hf",
+            else worded("export it with {form=hf}"),
         )
     there = checkpoint.config.model_dump()
     config = GPTConfig(**{**there, "activation": "gelu", "dropout": 0.0})
@@ -261,7 +267,9 @@ def _zip(found: Found, path: Path) -> Exported:
     if source is None:
         raise CheckpointError(
             f"{found.checkpoint.path} is no run, and a .zip is a run as it stands",
-            "export it with --to hf" if found.int8 else "make it one first: posttrainllm import",
+            worded("export it with {form=hf}")
+            if found.int8
+            else Wording("import it first", terminal="make it one first: posttrainllm import"),
         )
     if is_locked(source):
         raise CheckpointError(f"run {source.name} is being trained", "wait for it, or stop it")

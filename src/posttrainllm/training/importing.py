@@ -44,6 +44,7 @@ from posttrainllm.storage import read_error, show_bytes, write_error, write_file
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.starting import GENTLER, nearest_preset
+from posttrainllm.wording import Wording, python_text, worded
 
 BYTES = "bytes"
 UNPACKED = "unpacked"
@@ -92,7 +93,13 @@ def import_model(
             "openai-community/gpt2 --local-dir gpt2"
         )
         if str(source) in catalogue.names():
-            hint = f"the gallery's model needs no import: posttrainllm generate {source}"
+            hint = worded(
+                "the gallery's model needs no import: {use}",
+                use=Wording(
+                    f"posttrainllm.load({python_text(str(source))})",
+                    terminal=f"posttrainllm generate {source}",
+                ),
+            )
         raise CheckpointError(f"{source} does not exist", hint)
     given = None if tokenizer is None else _tokenizer(tokenizer)
     path, made = stage_run(
@@ -180,7 +187,8 @@ def _check_own_tokenizer(source: Path, kind: str, tokenizer: Tokenizer | None) -
     """Refuse another tokenizer than the one that a model was trained with."""
     if tokenizer is not None:
         raise CheckpointError(
-            f"{source} is {kind}, which has a tokenizer of its own", "leave out --tokenizer"
+            f"{source} is {kind}, which has a tokenizer of its own",
+            worded("leave out {data.tokenizer}"),
         )
 
 

@@ -19,6 +19,7 @@ from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.stopping import StopSignals
+from posttrainllm.wording import Wording, worded
 
 RETRY_S = 5.0  # between attempts of the last save
 
@@ -43,7 +44,13 @@ class Journal:
         try:
             self._flush()
         except CheckpointError as error:
-            self._fail(f"{error.message}; training goes on and keeps the lines; {error.hint}")
+            self._fail(
+                worded(
+                    "{what}; training goes on and keeps the lines; {then}",
+                    what=error.message,
+                    then=error.hint,
+                )
+            )
 
     def _flush(self) -> None:
         while self._waiting:
@@ -84,7 +91,9 @@ class Journal:
         try:
             return self.checkpoint(engine, state)
         except CheckpointError as error:
-            self._fail(f"{error.message}; training goes on; {error.hint}")
+            self._fail(
+                worded("{what}; training goes on; {then}", what=error.message, then=error.hint)
+            )
             return None
 
     def _fail(self, message: str) -> None:
@@ -110,8 +119,15 @@ class Journal:
                 return self.checkpoint(engine, state)
             except CheckpointError as error:
                 if not told:
-                    again = f"the state is kept in memory and saving tried again every {RETRY_S:.0f} s; Ctrl-C gives up"
-                    self._notice(f"{error.message}; {error.hint}; {again}")
+                    self._notice(
+                        worded(
+                            "{what}; {then}; the state is kept in memory and saving tried again every {seconds} s; {stop} gives up",
+                            what=error.message,
+                            then=error.hint,
+                            seconds=f"{RETRY_S:.0f}",
+                            stop=Wording("an interrupt", terminal="Ctrl-C"),
+                        )
+                    )
                 told = True
             stop.wait(RETRY_S)
             if stop.requested and not asked_before:

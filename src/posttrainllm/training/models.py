@@ -31,8 +31,8 @@ from posttrainllm.gallery import catalogue
 from posttrainllm.gallery.catalogue import PREFIX, Card
 from posttrainllm.gallery.python_text import write_python_text
 from posttrainllm.runs.checkpoint import Checkpoint, list_checkpoints
+from posttrainllm.runs.folder import TRAIN_FIRST, resolve_run
 from posttrainllm.runs.folder import Run as RunFolder
-from posttrainllm.runs.folder import resolve_run
 from posttrainllm.runs.opening import read_file, read_folder
 from posttrainllm.settings import show
 from posttrainllm.storage import default_cache_dir
@@ -45,6 +45,7 @@ from posttrainllm.training.looking import Inspection, look
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.streams import Piece, write_texts
 from posttrainllm.training.writing import Verdict, verdict
+from posttrainllm.wording import Wording, worded
 
 PYTHON = "python"  # the model whose text every machine with Python makes itself
 GALLERY_BATCH = 8  # rows at a time for measuring a model that says no number of its own
@@ -124,7 +125,11 @@ class Model:
         corpus.check(self.config.n_ctx)
         if not len(corpus.val):
             raise CorpusError(
-                "this run kept no text for validation", "name another text: --corpus FILE"
+                "this run kept no text for validation",
+                Wording(
+                    'name another text: model.measure(["my.txt"])',
+                    terminal="name another text: --corpus FILE",
+                ),
             )
         evaluation = evaluate(
             self.engine,
@@ -338,6 +343,10 @@ def newest_run(runs_dir: Path) -> str:
     if not found:
         raise CheckpointError(
             f"there is no trained model in {runs_dir}",
-            "train one first: posttrainllm train; or take one that comes along: posttrainllm models",
+            worded(
+                "{first}; or take one that comes along: {along}",
+                first=TRAIN_FIRST,
+                along=Wording('posttrainllm.load("shakespeare")', terminal="posttrainllm models"),
+            ),
         )
     return max(found)[1]

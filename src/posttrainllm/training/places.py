@@ -17,6 +17,7 @@ from posttrainllm.errors import CheckpointError
 from posttrainllm.formats import archive, tinygpt
 from posttrainllm.storage import free_bytes, read_error, show_bytes, sync_folder, write_error
 from posttrainllm.training.models import Found
+from posttrainllm.wording import setting, worded
 
 SUFFIXES = {"tinygpt": tinygpt.SUFFIX, "zip": archive.SUFFIX}
 """How the name of a file ends, for each form that is one file."""
@@ -56,8 +57,8 @@ def check_folder(place: Path) -> None:
     for form, suffix in SUFFIXES.items():
         if place.name.endswith(suffix):
             raise CheckpointError(
-                f"{place} has the name of a file, and --to hf writes a folder",
-                f"give a folder, or write the file: --to {form}",
+                f"{place} has the name of a file, and a Hugging Face model is a folder",
+                worded("give a folder, or write the file: {it}", it=setting("form", form)),
             )
     why = ""
     if place.resolve() == Path.cwd():

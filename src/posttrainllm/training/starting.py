@@ -22,6 +22,7 @@ from posttrainllm.config import (
 from posttrainllm.errors import ConfigError
 from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.models import Found, find_model
+from posttrainllm.wording import worded
 
 GENTLER = 0.1
 """Share of the preset's learning rate: enough to learn a new text, too little to forget at once what is there."""
@@ -51,7 +52,7 @@ def load_settings(
         raise ConfigError(
             f"{config.training.start_from} has a tokenizer of its own, and data.tokenizer is "
             f"{config.data.tokenizer}",
-            "leave out one of --from and --tokenizer",
+            worded("leave out one of {training.start_from} and {data.tokenizer}"),
         )
     found = find_model(config.training.start_from, runs_dir)
     model = found.checkpoint.config
@@ -66,7 +67,7 @@ def load_settings(
         if key in given and given[key] != value:
             raise ConfigError(
                 f"{key} is {value} in {config.training.start_from} and cannot become {given[key]}",
-                "leave it out, or train from nothing: without --from",
+                worded("leave it out, or train from nothing: without {training.start_from}"),
             )
     changes: dict[str, object] = {**sizes, "training.start_from": found.name}
     if "schedule.learning_rate" not in given:

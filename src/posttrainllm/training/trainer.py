@@ -26,7 +26,7 @@ from posttrainllm.engines.base import F32, Batch, Engine, StepResult, StepScalar
 from posttrainllm.errors import CheckpointError, NonFiniteError, PosttrainError
 from posttrainllm.runs.checkpoint import Checkpoint
 from posttrainllm.runs.checkpoint_folder import check_space, list_checkpoints, step_of
-from posttrainllm.runs.folder import Run
+from posttrainllm.runs.folder import Run, resuming
 from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.counting import CountingLine
@@ -39,6 +39,7 @@ from posttrainllm.training.observer import Observer, Outcome, Record, Silent, St
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.stopping import StopSignals
 from posttrainllm.training.writing import Verdict, verdict
+from posttrainllm.wording import worded
 
 if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
@@ -131,8 +132,10 @@ class Trainer:
             )
         if self.engine.info.get("software"):
             self.observer.noticed(
-                f"no GPU computes here: {self.engine.info['adapter']} is a program on the processor, right but slow; "
-                "--engine cpp is far faster"
+                worded(
+                    "no GPU computes here: {adapter} is a program on the processor, right but slow; {engine.name=cpp} is far faster",
+                    adapter=self.engine.info["adapter"],
+                )
             )
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
@@ -169,7 +172,10 @@ class Trainer:
         if newest > self.step and not damaged:
             raise CheckpointError(
                 f"run {self.run.name} has a checkpoint of step {newest}, beyond step {self.step}",
-                f"go on from the newest: --resume {self.run.name}, or remove the later ones",
+                worded(
+                    "go on from the newest: {it}, or remove the later ones",
+                    it=resuming(self.run.path),
+                ),
             )
 
     def _train(self, stop: StopSignals) -> Outcome:
@@ -276,7 +282,11 @@ class Trainer:
         )
         raise NonFiniteError(
             f"step {step}: a loss or gradient is not a finite number{first}",
-            f"{kept}; try a lower --learning-rate (it is {self.config.schedule.learning_rate:g}) or a longer warm-up",
+            worded(
+                "{kept}; try a lower {schedule.learning_rate} (it is {rate:g}) or a longer warm-up",
+                kept=kept,
+                rate=self.config.schedule.learning_rate,
+            ),
         )
 
     def _take(self, results: list[StepResult], pending: deque[tuple[int, float]]) -> None:
