@@ -195,11 +195,43 @@ def test_a_lost_device_is_said_and_a_run_goes_on_from_its_checkpoint(engine):
     assert "--resume" in str(caught.value.hint)
 
 
+def test_of_two_adapters_with_one_name_the_one_that_passed_is_taken(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bad, good = FakeAdapter("Card"), FakeAdapter("Card")
+    bad.info["description"], good.info["description"] = "driver 1", "driver 2"
+    monkeypatch.setattr(layer, "adapters", lambda: [bad, good])
+    monkeypatch.setattr(selfcheck, "_compare", lambda adapter: "wrong" if adapter is bad else "")
+    assert selfcheck.checked_adapter("card") is good
+
+
+def test_a_closed_engine_has_given_every_buffer_back(monkeypatch):
+    device()
+    made, gone = [], set()
+    create = layer.GpuDevice.buffer
+
+    def watched(self, name, nbytes, usage="storage"):
+        buffer, number = create(self, name, nbytes, usage), len(made)
+        made.append(name)
+        destroy = buffer.destroy
+        buffer.destroy = lambda: (gone.add(number), destroy())
+        return buffer
+
+    monkeypatch.setattr(layer.GpuDevice, "buffer", watched)
+    programs = training_programs(CONFIG.model, CONFIG.optimizer, CONFIG.data.batch_size)
+    opened = WebGpuEngine(*programs)
+    opened.load(initial_parameters(CONFIG.model, 1))
+    opened.gradients(batch(), inv_count=1.0, first=True)
+    opened.gradient_tensors()
+    opened.close()
+    assert len(made) > 10
+    assert not [name for number, name in enumerate(made) if number not in gone]
+
+
 def test_an_adapter_with_wrong_numbers_is_named_and_not_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device()
     monkeypatch.setattr(
-        selfcheck, "_compare", lambda name: "the loss of step 3 is 4, and should be 2"
+        selfcheck, "_compare", lambda adapter: "the loss of step 3 is 4, and should be 2"
     )
     for _ in range(2):  # computed, then remembered
         with fails_with("wrong numbers", "the loss of step 3"):

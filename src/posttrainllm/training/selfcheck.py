@@ -17,38 +17,38 @@ import numpy as np
 from posttrainllm.config import load_config
 from posttrainllm.control import bias_corrections
 from posttrainllm.engines.base import Batch, ProgramEngine, StepScalars
-from posttrainllm.engines.webgpu.device import adapters, choose_adapter, describe
+from posttrainllm.engines.cpp_engine import CppEngine, runnable_builds
+from posttrainllm.engines.numpy_engine import NumpyEngine
+from posttrainllm.engines.webgpu.device import describe, matching_adapters
 from posttrainllm.engines.webgpu.engine import WebGpuEngine
 from posttrainllm.engines.webgpu.tuning import cache_folder, kernels_digest
 from posttrainllm.errors import EngineError
 from posttrainllm.model import training_programs
+from posttrainllm.program import Program
 from posttrainllm.wording import worded
 
 STEPS = 10
 CHECKED = "tiny"
-LIMIT = 1e-4  # relative, of losses ...
-NORM_LIMIT = 10 * LIMIT  # ... and of gradient norms
+LIMIT = 1e-4  # relative, of losses
+NORM_FACTOR = 10  # the limit of gradient norms over that of losses
+NORM_LIMIT = NORM_FACTOR * LIMIT
 HALF_STEPS = 50
 HALF_LIMIT = 1e-3  # of losses in half precision, against float32 on the same adapter
 
 Losses = list[tuple[float, float]]  # with gradient norms, step by step
 
 
-def checked_adapter(wanted: str = "") -> str:
-    """Name of the best adapter that passes, among those whose name contains ``wanted``.
+def checked_adapter(wanted: str = "") -> Any:
+    """The best adapter that passes, among those whose names contain ``wanted``.
 
     Raises: EngineError when there is none: a failing one is named, with what was wrong.
     """
     failures: list[str] = []
-    choose_adapter(wanted)  # says what is there when nothing fits
-    for adapter in adapters():
-        name = str(adapter.info["device"])
-        if wanted.lower() not in f"{name} {adapter.info['vendor']}".lower():
-            continue
+    for adapter in matching_adapters(wanted):
         reason = self_check(adapter)
         if not reason:
-            return name
-        failures.append(f"{name!r}: {reason}")
+            return adapter
+        failures.append(f"{adapter.info['device']!r}: {reason}")
     raise EngineError(
         f"the GPU computes wrong numbers and is not used: {'; '.join(failures)}",
         worded("update its driver, or use {engine.name=cpp}"),
@@ -58,8 +58,7 @@ def checked_adapter(wanted: str = "") -> str:
 def self_check(adapter: Any) -> str:
     """What is wrong with an adapter's numbers, or nothing; computed once for each driver and version of the kernels."""
     path = cache_folder() / f"check-{kernels_digest(describe(adapter))}.json"
-    name = str(adapter.info["device"])
-    return _remembered(path, lambda: _compare(name), describe(adapter))
+    return _remembered(path, lambda: _compare(adapter), describe(adapter))
 
 
 def _remembered(path: Path, compare: Callable[[], str], device: dict[str, str | int]) -> str:
@@ -77,61 +76,51 @@ def _remembered(path: Path, compare: Callable[[], str], device: dict[str, str | 
     return failure
 
 
-def check_half(name: str) -> None:
+def check_half(adapter: Any) -> None:
     """Let an adapter compute in half precision only when its losses stay beside those of float32.
 
     Raises: EngineError when they do not, or when the adapter has no half precision.
     """
-    adapter = choose_adapter(name)
     path = cache_folder() / f"half-{kernels_digest(describe(adapter))}.json"
-    failure = _remembered(path, lambda: _compare_half(name), describe(adapter))
+    failure = _remembered(path, lambda: _compare_half(adapter), describe(adapter))
     if failure:
         raise EngineError(
-            f"half precision on {name!r} is too far from float32: {failure}",
+            f"half precision on {adapter.info['device']!r} is too far from float32: {failure}",
             worded("leave {engine.precision} out"),
         )
 
 
-def _compare_half(name: str) -> str:
-    programs, dims = _small_programs()
+def _compare_half(adapter: Any) -> str:
     ours, theirs = (
-        _train(WebGpuEngine(programs, dims, adapter=name, tuned=False, half=half), HALF_STEPS)
+        _train(WebGpuEngine(*_programs(), adapter=adapter, tuned=False, half=half), HALF_STEPS)
         for half in (True, False)
     )
     return _first_difference(ours, theirs, HALF_LIMIT)
 
 
-def _small_programs() -> Any:
+def _compare(adapter: Any) -> str:
+    ours = _train(WebGpuEngine(*_programs(), adapter=adapter, tuned=False))
+    return _first_difference(ours, _train(_reference()), LIMIT)
+
+
+def _programs() -> tuple[dict[str, Program], dict[str, dict[str, int]]]:
     config = load_config(CHECKED)
     return training_programs(config.model, config.optimizer, config.data.batch_size)
-
-
-def _compare(name: str) -> str:
-    programs, dims = _small_programs()
-    ours = _train(WebGpuEngine(programs, dims, adapter=name, tuned=False))
-    return _first_difference(ours, _train(_reference(programs, dims)), LIMIT)
 
 
 def _first_difference(ours: Losses, theirs: Losses, limit: float) -> str:
     """What is wrong with losses and gradient norms, or nothing."""
     for step, (got, want) in enumerate(zip(ours, theirs, strict=True), 1):
         for what, value, reference, allowed in zip(
-            ("loss", "gradient norm"), got, want, (limit, 10 * limit), strict=True
+            ("loss", "gradient norm"), got, want, (limit, NORM_FACTOR * limit), strict=True
         ):
             if not abs(value - reference) <= allowed * abs(reference):
                 return f"the {what} of step {step} is {value:.6g}, and should be {reference:.6g}"
     return ""
 
 
-def _reference(programs: Any, dims: Any) -> ProgramEngine:
-    try:
-        from posttrainllm.engines.cpp_engine import CppEngine
-
-        return CppEngine(programs, dims)
-    except EngineError:
-        from posttrainllm.engines.numpy_engine import NumpyEngine
-
-        return NumpyEngine(programs, dims)
+def _reference() -> ProgramEngine:
+    return CppEngine(*_programs()) if runnable_builds() else NumpyEngine(*_programs())
 
 
 def _train(engine: ProgramEngine, steps: int = STEPS) -> Losses:

@@ -79,8 +79,8 @@ def describe(adapter: Any) -> dict[str, str | int]:
     }
 
 
-def choose_adapter(wanted: str = "") -> Any:
-    """The adapter whose name contains ``wanted``, else the best one.
+def matching_adapters(wanted: str = "") -> list[Any]:
+    """The adapters whose names contain ``wanted``, the best one first; one at least.
 
     Raises: EngineError when there is none, with the names of those that are there.
     """
@@ -92,11 +92,20 @@ def choose_adapter(wanted: str = "") -> Any:
                 "use {engine.name=cpp}; on Debian, a software adapter is: apt-get install mesa-vulkan-drivers"
             ),
         )
-    for adapter in found:
-        if wanted.lower() in f"{adapter.info['device']} {adapter.info['vendor']}".lower():
-            return adapter
-    names = ", ".join(repr(adapter.info["device"]) for adapter in found)
-    raise EngineError(f"no WebGPU adapter is called {wanted!r}", f"there are {names}")
+    matching = [
+        adapter
+        for adapter in found
+        if wanted.lower() in f"{adapter.info['device']} {adapter.info['vendor']}".lower()
+    ]
+    if not matching:
+        names = ", ".join(repr(adapter.info["device"]) for adapter in found)
+        raise EngineError(f"no WebGPU adapter is called {wanted!r}", f"there are {names}")
+    return matching
+
+
+def choose_adapter(wanted: str = "") -> Any:
+    """The best of ``matching_adapters``. Raises: EngineError when there is none."""
+    return matching_adapters(wanted)[0]
 
 
 class GpuDevice:

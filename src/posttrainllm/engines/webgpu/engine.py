@@ -31,7 +31,7 @@ PATIENCE = 0.25  # seconds that results may wait
 
 
 class WebGpuEngine(ProgramEngine):
-    """See ``base.Engine``. ``adapter`` is a part of an adapter's name; empty takes the best one."""
+    """See ``base.Engine``. ``adapter`` is one of ``device.adapters()``; None takes the best one."""
 
     name = "webgpu"
     fused_ops = frozenset(FUSED) & table_ops()
@@ -41,7 +41,7 @@ class WebGpuEngine(ProgramEngine):
         programs: Mapping[str, Program],
         dims: Mapping[str, Mapping[str, int]],
         *,
-        adapter: str = "",
+        adapter: Any = None,
         preferred: Mapping[str, str] | None = None,
         tuned: bool | None = None,
         half: bool = False,
@@ -52,7 +52,7 @@ class WebGpuEngine(ProgramEngine):
         ``tuned`` is False. ``half`` computes forward products in f16 (``linear_half.wgsl``); those are not measured against the others.
         """
         super().__init__(programs, dims)
-        self.device = GpuDevice(choose_adapter(adapter), half=half)
+        self.device = GpuDevice(choose_adapter() if adapter is None else adapter, half=half)
         self.memory = GpuMemory(self.plan, self.device)
         measurable = self.device.timestamps and not self.device.software and not half
         self._tunes = preferred is None and (measurable if tuned is None else tuned)
@@ -127,13 +127,21 @@ class WebGpuEngine(ProgramEngine):
 
     def flush(self) -> None:
         """Submit what was asked for; does not wait for it."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._submit()
+
+    def _submit(self, *, keeping_results: bool = False) -> None:
+        """Run what was asked for as one submit; the results of an update go into the next slot of the ring."""
         self.memory.send_inputs()
         with self.device.at_work():
             encoder = self.device.device.create_command_encoder()
             self.recorder.encode(encoder, *self._pending)
             self._pending.clear()
+            if keeping_results:
+                at = self._waiting * SLOT
+                for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):
+                    buffer, begin, _ = self.memory.resource(Place(region, 0, (1,)))
+                    encoder.copy_buffer_to_buffer(buffer, begin, self._ring, at + offset, size)
             self.device.queue.submit([encoder.finish()])
 
     def _set_tokens(self, program: str, tokens: I32, positions: I32) -> None:
@@ -171,16 +179,7 @@ class WebGpuEngine(ProgramEngine):
         self.run_program("update")
         if self._waiting == RING:
             self._collect()
-        self.memory.send_inputs()
-        slot_at = self._waiting * SLOT
-        with self.device.at_work():
-            encoder = self.device.device.create_command_encoder()
-            self.recorder.encode(encoder, *self._pending)
-            self._pending.clear()
-            for region, offset, size in (("state.clip", 0, 4 * len(CLIP)), ("out.loss", 16, 4)):
-                buffer, at, _ = self.memory.resource(Place(region, 0, (1,)))
-                encoder.copy_buffer_to_buffer(buffer, at, self._ring, slot_at + offset, size)
-            self.device.queue.submit([encoder.finish()])
+        self._submit(keeping_results=True)
         self._waiting += 1
 
     def _collect(self) -> None:
@@ -189,9 +188,8 @@ class WebGpuEngine(ProgramEngine):
         if self._waiting:
             with self.device.at_work():
                 data = self.device.queue.read_buffer(self._ring, 0, self._waiting * SLOT)
-            for norm, _, nonfinite, _, loss in np.frombuffer(data, np.float32).reshape(-1, 8)[
-                :, :5
-            ]:
+            slots = np.frombuffer(data, np.float32).reshape(-1, SLOT // 4)
+            for norm, _, nonfinite, _, loss in slots[:, :5]:
                 finite = not nonfinite and bool(np.isfinite(loss))
                 self._results.append(StepResult(float(loss), float(norm), finite))
         self._waiting = 0
@@ -212,5 +210,9 @@ class WebGpuEngine(ProgramEngine):
     def close(self) -> None:
         """Give the GPU's memory back."""
         self._pending.clear()
+        for recording in self._prepared.values():
+            self.recorder.forget(recording)
         super().close()
+        self.recorder.close()
         self.memory.close()
+        self._ring.destroy()

@@ -109,6 +109,12 @@ class Recorder:
         self.nbytes -= recording.uniforms.size
         recording.uniforms.destroy()
 
+    def close(self) -> None:
+        """Give back what all recordings share."""
+        self._absent.destroy()
+        if self._workspace is not None:
+            self._workspace.destroy()
+
     def encode(self, encoder: Any, *recordings: Recording) -> None:
         """Replay recordings as one compute pass."""
         compute = encoder.begin_compute_pass()
