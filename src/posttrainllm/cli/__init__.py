@@ -29,6 +29,7 @@ from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
 from posttrainllm.cli.train import train
 from posttrainllm.cli.worker import leave_at_once
+from posttrainllm.interrupts import Interrupts
 
 EVERYDAY, DATA = "Everyday", "Data"
 
@@ -74,17 +75,20 @@ app.command("export", rich_help_panel=DATA)(export_)
 lab.register(app)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: the process's own) and return its exit code."""
+def main(arguments: Sequence[str] | None = None, *, interrupts: Interrupts | None = None) -> int:
+    """Run a command line (default: the process's own) and return its exit code; ``interrupts`` are the process's."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  stays open
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows ? for a character
             stream.reconfigure(errors="replace")
-    code = exit_code(lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
-    if arguments is None and os.environ.get("WORLD_SIZE", "1") != "1":
-        # One of several processes: torch's end can wait for one that is gone.
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    code = exit_code(lambda: _run(given), interrupts)
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    interrupted = interrupts is not None and interrupts.count > 0
+    if arguments is None and (several or interrupted):
+        # torch's end can wait for another process that is gone, and the interpreter's end can die of an interrupt that was caught.
         leave_at_once(code)
     return code
 

@@ -21,14 +21,20 @@ import typer
 
 from posttrainllm.cli.worker import report_error, which_rank
 from posttrainllm.errors import LostError, PosttrainError
+from posttrainllm.interrupts import STOPPED, Interrupts
 from posttrainllm.wording import in_terminal
 
-GOOD, FAILED, WRONG_USE, STOPPED, BROKEN_PIPE = 0, 1, 2, 130, 141
+GOOD, FAILED, WRONG_USE, BROKEN_PIPE = 0, 1, 2, 141
 
 
-def exit_code(command: Callable[[], object]) -> int:
-    """Run a command and return its exit code, telling the user what went wrong."""
+def exit_code(command: Callable[[], object], interrupts: Interrupts | None = None) -> int:
+    """Run a command and return its exit code, telling the user what went wrong.
+
+    ``interrupts`` are the process's: an error that a library makes of one is the interrupt.
+    """
     try:
+        if interrupts is not None:
+            interrupts.run()
         command()
         sys.stdout.flush()
         return GOOD
@@ -43,6 +49,9 @@ def exit_code(command: Callable[[], object]) -> int:
         discard_output()
         return BROKEN_PIPE
     except Exception as error:
+        if interrupts is not None and interrupts.count:
+            _tell("stopped")
+            return STOPPED
         if os.environ.get("POSTTRAINLLM_TRACEBACK"):
             traceback.print_exc()
         message, hint, code = explain(error)

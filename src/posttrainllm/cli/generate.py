@@ -86,9 +86,9 @@ def generate(
 ) -> None:
     """Let a model write: go on from a prompt."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.failures import STOPPED
     from posttrainllm.cli.terminal import say
     from posttrainllm.config import EngineConfig
+    from posttrainllm.interrupts import STOPPED
     from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)

@@ -23,9 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posttrainllm.cli.failures import FAILED, STOPPED
+from posttrainllm.cli.failures import FAILED
 from posttrainllm.cli.worker import RUN_FILE, report_file
 from posttrainllm.errors import EngineError, PosttrainError, TrainingError
+from posttrainllm.interrupts import STOPPED
 from posttrainllm.pytorch.needed import require_torch
 from posttrainllm.pytorch.ranks import LISTENING, REPORT
 

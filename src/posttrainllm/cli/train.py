@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrainllm.cli.failures import STOPPED
 from posttrainllm.cli.options import CorpusFiles
+from posttrainllm.interrupts import STOPPED
 
 if TYPE_CHECKING:
     from posttrainllm.cli.watcher import Watcher

@@ -1,0 +1,78 @@
+"""Ctrl-C at any moment in the life of a command: one line on standard error and exit code 130, never a traceback.
+
+    starting   modules are imported: the process leaves at once; nothing has begun
+    running    the first interrupt is a KeyboardInterrupt, so that what is half made is removed on the way out
+    ending     all is said and done: the process leaves at once, with the code it was about to end with
+
+SIGTERM and a closed terminal (SIGHUP) interrupt, too. Only the process's own entry (``__main__.py``) does this; a notebook or a
+script that calls us keeps its signals.
+What this is not: the end of a training in good order, for which ``training/stopping.py`` takes the signals over while it lasts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False  # as typing has it: this module is imported before anything that takes time
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
+STOPPED = 130
+PATIENCE = 3
+"""Interrupts after which the process leaves with whatever it has not removed."""
+
+
+class Interrupts:
+    """The signals of one process, from its first line to its last."""
+
+    def __init__(self) -> None:
+        """Take the signals. Those that whoever started us has set to be ignored (nohup, a shell's background) stay ignored."""
+        self.count = 0
+        self._running = False
+        self._code: int | None = None
+        numbers = [signal.SIGINT]
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            # A process of several can wait for another one where no handler runs: SIGTERM has to end it all the same.
+            numbers += [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+        for number in numbers:
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+                signal.signal(number, self._handle)
+                # The interpreter gives a handler's signal its default back while it ends, and would die of it.
+                atexit.register(signal.signal, number, signal.SIG_IGN)
+        sys.unraisablehook = self._unraisable
+
+    def run(self) -> None:
+        """From here on an interrupt is an exception."""
+        self._running = True
+
+    def end(self, code: int) -> None:
+        """From here on an interrupt leaves with this code."""
+        self._code = code
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self._code is not None:
+            self._leave(self._code)
+        if not self._running:
+            os.write(2, b"stopped\n")
+            self._leave(STOPPED)
+        if self.count == 1:
+            raise KeyboardInterrupt
+        if self.count >= PATIENCE:
+            self._leave(STOPPED)
+
+    @staticmethod
+    def _leave(code: int) -> NoReturn:
+        os._exit(code)
+
+    def _unraisable(self, error: sys.UnraisableHookArgs) -> None:
+        """Raise an interrupt again that came where nothing can be raised: in a callback from C, or when an object goes."""
+        if isinstance(error.exc_value, KeyboardInterrupt) and self._running:
+            self.count = 0
+            signal.raise_signal(signal.SIGINT)
+        else:
+            sys.__unraisablehook__(error)
