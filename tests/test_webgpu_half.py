@@ -61,7 +61,7 @@ def test_half_kernels_are_no_choice_unless_asked_for():
 
 def test_half_precision_trains_beside_float32(half_device, tmp_path, monkeypatch):
     monkeypatch.setattr(selfcheck, "cache_folder", lambda: tmp_path)
-    selfcheck.check_half(half_device.name)
+    selfcheck.check_half(half_device.adapter)
     config = load_config("tiny", flags={"engine.name": "webgpu", "engine.precision": "float16"})
     engine = training_engine(config)
     assert engine.info["precision"] == "float16"
@@ -77,7 +77,7 @@ def test_half_precision_that_is_too_far_off_is_refused_with_the_step(
     with pytest.raises(
         EngineError, match=r"too far from float32: the .* of step \d is .*should be"
     ):
-        selfcheck.check_half(half_device.name)
+        selfcheck.check_half(half_device.adapter)
 
 
 def test_an_adapter_without_half_precision_is_named(monkeypatch):
