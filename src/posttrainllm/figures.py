@@ -16,6 +16,11 @@ TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"
 """Kinds of characters that change the direction of what is written after them."""
 
 
+def part_done(what: str, done: int, total: int) -> str:
+    """Write how far long work is, as told to a ``Progress``: "bytes read: 1,024 of 4,096"."""
+    return f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}"
+
+
 def clock(seconds: float) -> str:
     """Write a duration as a clock shows it: 0:07, 12:30, 1:02:03."""
     whole = max(0, round(seconds))

@@ -27,6 +27,7 @@ from posttrainllm.cli.models import models
 from posttrainllm.cli.play import play
 from posttrainllm.cli.presets import presets
 from posttrainllm.cli.runs import app as runs
+from posttrainllm.cli.tokenizer import tokenizer
 from posttrainllm.cli.train import train
 from posttrainllm.cli.worker import leave_at_once
 from posttrainllm.interrupts import Interrupts
@@ -69,6 +70,7 @@ app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
 app.command(rich_help_panel=EVERYDAY)(models)
 app.command(rich_help_panel=EVERYDAY)(presets)
 app.command(rich_help_panel=DATA)(corpus)
+app.command(rich_help_panel=DATA)(tokenizer)
 app.command("import", rich_help_panel=DATA)(import_)
 app.command("export", rich_help_panel=DATA)(export_)
 

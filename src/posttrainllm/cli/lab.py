@@ -74,8 +74,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Time whole training steps: engines, presets and threads in turns."""
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_bench
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.lab.bench import bench as run_bench
     from posttrainllm.lab.bench import check_repeats, make_cells
 
@@ -101,8 +101,8 @@ def bench(
 
 
 def _run_case(name: str, steps: int | None, record: Path | None, as_json: bool) -> None:
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_case
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.errors import ConfigError
     from posttrainllm.lab.cases import load_case, run_case
 
@@ -139,8 +139,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train the same model at several values of a setting, and compare."""
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_sweep
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.config import load_config
     from posttrainllm.lab.sweep import parse_axes
     from posttrainllm.lab.sweep import sweep as run_sweep
@@ -181,8 +181,8 @@ def parity(
 
     The reference is numpy in float64 where that takes no more than minutes, else the first engine.
     """
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_parity
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.config import load_config
     from posttrainllm.lab.parity import parity as run_parity
     from posttrainllm.training.session import corpus_of
@@ -221,8 +221,8 @@ def verify_resume(
     as_json: AsJson = False,
 ) -> None:
     """Kill a run and resume it: its losses must be those of an undisturbed run, bit by bit."""
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_verify_resume
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.config import load_config
     from posttrainllm.lab.verify_resume import checkable
     from posttrainllm.lab.verify_resume import verify_resume as run_verify
@@ -249,8 +249,8 @@ def diagnose(
 ) -> None:
     """Find out why a run does not get better: its settings, and a probe of its learning rate."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.lab_progress import Ticker
     from posttrainllm.cli.lab_tables import show_diagnosis
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.lab.diagnose import PROBE_STEPS
     from posttrainllm.lab.diagnose import diagnose as run_diagnose
     from posttrainllm.runs.folder import Run, resolve_run

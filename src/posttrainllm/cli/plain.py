@@ -15,6 +15,9 @@ from posttrainllm.training.report import start_warnings, step_line
 class Quiet(Watcher):
     """Only warnings and notices, on standard error."""
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """See ``Observer``: not a word."""
+
     def show_start(self) -> None:
         """See ``Watcher``."""
         assert self.progress is not None

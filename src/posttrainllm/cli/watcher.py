@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from posttrainllm.cli.terminal import discard_output, say
+from posttrainllm.cli.ticker import Ticker
 from posttrainllm.figures import one_line
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
@@ -26,19 +27,33 @@ class Watcher:
     def __init__(self) -> None:
         """Nothing has started."""
         self.progress: Progress | None = None
+        self._ticker: Ticker | None = None
         self._open = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._prepared()
         self.close()
 
     def close(self) -> None:
         """Leave the terminal as it should be, however the run ended."""
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """See ``Observer``: a line on standard error, whatever the display."""
+        if self._ticker is None:
+            self._ticker = Ticker()
+        self._ticker(what, done, total)
+
+    def _prepared(self) -> None:
+        if self._ticker is not None:
+            self._ticker.erase()
+            self._ticker = None
+
     def started(self, start: Start) -> None:
         """See ``Observer``."""
+        self._prepared()
         self.progress = Progress(start)
         self._print(self.show_start)
 

@@ -77,6 +77,9 @@ class Outcome:
 class Observer(Protocol):
     """Whoever watches a run. Every method returns quickly; none may raise."""
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Long work on the text before the start, told often: see ``figures.Progress``."""
+
     def started(self, start: Start) -> None:
         """Before the first step."""
 
@@ -101,6 +104,9 @@ class Observer(Protocol):
 
 class Silent:
     """An observer that looks away."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """See ``Observer``."""
 
     def started(self, start: Start) -> None:
         """See ``Observer``."""

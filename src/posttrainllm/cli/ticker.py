@@ -1,4 +1,4 @@
-"""How the lab's commands say that they are still at work: one line on standard error.
+"""How a command says that it is still at work: one line on standard error.
 
 On a terminal the line is drawn again in place and goes away at the end; elsewhere a line comes every ten seconds.
 """
@@ -10,6 +10,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from posttrainllm.figures import part_done
+
 if TYPE_CHECKING:
     from posttrainllm.cli.area import LiveArea
 
@@ -18,7 +20,7 @@ LINE_S = 10.0
 
 
 class Ticker:
-    """A callable for the lab's ``progress`` arguments: ``ticker("cpp", 12, 200)``."""
+    """A callable for arguments named ``progress``: ``ticker("cpp", 12, 200)``."""
 
     def __init__(self) -> None:
         """Say nothing yet."""
@@ -32,12 +34,12 @@ class Ticker:
         self._said = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` are done."""
+        """Show that ``done`` of ``total`` are done; a total of 0 is not known."""
         now = time.monotonic()
         if now - self._said < (LINE_S if self._area is None else REDRAW_S):
             return
         self._said = now
-        line = f"{what}: {done:,} of {total:,}"
+        line = part_done(what, done, total)
         if self._area is None:
             from posttrainllm.cli.terminal import say
 
@@ -56,6 +58,10 @@ class Ticker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """See ``erase``."""
+        self.erase()
+
+    def erase(self) -> None:
         """Take the line away."""
         if self._area is not None:
             self._area.erase()
