@@ -20,6 +20,7 @@ from posttrainllm.config import (
     replace,
 )
 from posttrainllm.errors import ConfigError
+from posttrainllm.wording import in_terminal
 
 
 def refused(**sources: Any) -> ConfigError:
@@ -146,7 +147,7 @@ def test_refusal_names_the_setting_and_what_was_given(
 ) -> None:
     error = refused(**sources)
     assert message in error.message
-    assert hint in error.hint
+    assert hint in in_terminal(error.hint)
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy", "cpp", "wasm", "webgpu"])

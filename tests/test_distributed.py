@@ -21,6 +21,7 @@ from posttrainllm.pytorch.distributed_reducer import bits, bucket_edges  # noqa:
 from posttrainllm.pytorch.distributed_replica import ReplicaEngine  # noqa: E402
 from posttrainllm.pytorch.engine import TorchEngine  # noqa: E402
 from posttrainllm.pytorch.ranks import Ranks, check_divisible, ranks_here  # noqa: E402
+from posttrainllm.wording import in_terminal  # noqa: E402
 
 KINDS = [f"{parallel} {rows}x{micro}" for parallel in ("ddp", "fsdp") for rows, micro in CASES]
 LIMIT = 1e-6  # relative, of losses of float32 steps that add in another order
@@ -127,10 +128,10 @@ def test_what_several_processes_cannot_train_is_refused_with_the_numbers():
         ConfigError, match="a batch of 10 windows cannot be divided equally among 4"
     ) as error:
         check_divisible(config_of(10, 1), 4)
-    assert error.value.hint == "use --batch-size 8 or 12, or --nproc 2"
+    assert in_terminal(error.value.hint) == "use --batch-size 8 or 12, or --nproc 2"
     with pytest.raises(ConfigError, match="a batch of 1 windows") as error:
         check_divisible(config_of(1, 1), 2)
-    assert error.value.hint == "use --batch-size 2"
+    assert in_terminal(error.value.hint) == "use --batch-size 2"
     with pytest.raises(ConfigError, match="engine torch alone, and this run's engine is numpy"):
         check_divisible(config_of(8, 1, **{"engine.name": "numpy"}), 2)
     check_divisible(config_of(8, 1), 4)
@@ -152,7 +153,7 @@ def test_an_older_pytorch_that_cannot_shard_is_named(monkeypatch):
     monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", object)
     with pytest.raises(EngineError, match="needs a newer PyTorch than") as error:
         distributed_engine.rank_engine(config_of(8, 1, "fsdp"), group)
-    assert error.value.hint.endswith("--parallel ddp")
+    assert in_terminal(error.value.hint).endswith("--parallel ddp")
 
 
 def test_a_replica_that_refuses_kernels_decides_for_all():

@@ -296,4 +296,4 @@ def test_more_processes_than_gpus_are_refused_with_both_numbers(monkeypatch):
         EngineError, match="4 processes need as many GPUs, and this machine has 2"
     ) as error:
         distributed_group._device(Ranks(3, 4, 3, 4))
-    assert error.value.hint == "use --nproc 2"
+    assert error.value.hint == "use 2 processes"

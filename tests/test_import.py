@@ -131,14 +131,14 @@ def test_a_full_disk_is_said_of_the_place_that_is_full(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         import_model(source, runs_dir=runs)
     assert caught.value.message.startswith(f"{runs} needs ")
-    assert caught.value.hint == "free some space, or use another --runs-dir"
+    assert caught.value.hint == "free some space, or use another runs_dir"
     assert list(runs.iterdir()) == []
 
 
 def test_a_model_of_the_gallery_needs_no_import(tmp_path):
     with pytest.raises(CheckpointError, match="shakespeare does not exist") as caught:
         import_model(Path("shakespeare"), runs_dir=tmp_path)
-    assert caught.value.hint.endswith("needs no import: posttrainllm generate shakespeare")
+    assert caught.value.hint.endswith('needs no import: posttrainllm.load("shakespeare")')
 
 
 def test_a_killed_import_leaves_nothing_that_is_listed_and_the_next_one_cleans_up(tmp_path):
@@ -258,7 +258,7 @@ def test_a_model_with_a_tokenizer_of_its_own_takes_no_other(tmp_path, make):
     source = make(tmp_path)
     with pytest.raises(CheckpointError, match="which has a tokenizer of its own") as caught:
         import_model(source, runs_dir=tmp_path / "runs", tokenizer="bytes")
-    assert caught.value.hint == "leave out --tokenizer"
+    assert caught.value.hint == "leave out tokenizer"
     assert list((tmp_path / "runs").iterdir()) == []
 
 

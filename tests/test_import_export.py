@@ -202,7 +202,7 @@ def test_what_a_tinygpt_file_cannot_say_is_refused_by_field(tmp_path):
     import_model(model_folder(tmp_path, n_vocab=300), runs_dir=tmp_path / "runs", name="gpt")
     with pytest.raises(CheckpointError, match="n_vocab is 300") as caught:
         export_model("gpt", "tinygpt", tmp_path / "o", runs_dir=tmp_path / "runs")
-    assert caught.value.hint == "export it with --to hf"
+    assert caught.value.hint == 'export it with form="hf"'
 
 
 # --- zip -------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_wrong_options_are_refused_before_anything_is_read(tmp_path):
             "hf",
             "a.zip",
             "a.zip has the name of a file",
-            "give a folder, or write the file: --to zip",
+            'give a folder, or write the file: form="zip"',
         ),
         ("hf", "file", "file exists and is no folder", "give a new folder"),
         (
@@ -344,7 +344,7 @@ def test_a_vocabulary_of_256_tokens_that_are_not_the_bytes_becomes_no_tinygpt(tm
     (model / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(CheckpointError, match="its tokens are not the bytes") as caught:
         export_model(str(model), "tinygpt", tmp_path / "out", runs_dir=tmp_path)
-    assert caught.value.hint == "export it with --to hf"
+    assert caught.value.hint == 'export it with form="hf"'
 
 
 def test_what_cannot_be_read_back_is_named_as_the_user_named_it(tmp_path, monkeypatch):
@@ -361,7 +361,7 @@ def test_what_cannot_be_read_back_is_named_as_the_user_named_it(tmp_path, monkey
 def test_a_model_of_the_gallery_is_no_run_to_pack(tmp_path):
     with pytest.raises(CheckpointError, match="is no run") as caught:
         export_model("shakespeare-small", "zip", tmp_path / "a.zip", runs_dir=tmp_path)
-    assert caught.value.hint == "export it with --to hf"
+    assert caught.value.hint == 'export it with form="hf"'
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):

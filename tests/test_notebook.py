@@ -26,7 +26,7 @@ from posttrainllm.notebook.live import LiveOutput
 from posttrainllm.notebook.words import next_steps
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.training.observer import Outcome, Silent
-from posttrainllm.training.writing import ACTIONS
+from posttrainllm.training.writing import ACTIONS, Advice
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_every_advice_of_a_verdict_is_said_in_python():
         "line": "pairs (2.48)",
         "preset": "medium",
     }
-    actions = tuple(action.terminal.format(steps=9, **values) for action in ACTIONS.values())
+    actions = tuple(Advice(name, values) for name in ACTIONS)
     outcome = replace(an_outcome(1500), verdict=SimpleNamespace(actions=actions))
     steps = next_steps(start.config, outcome)
     codes = [step.code for step in steps if step.code]

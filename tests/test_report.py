@@ -19,7 +19,7 @@ from posttrainllm.runs.curves import Curve, smooth
 from posttrainllm.text.likeness import Copy, WordShare
 from posttrainllm.training.observer import Outcome
 from posttrainllm.training.report import start_rows, start_warnings
-from posttrainllm.training.writing import Verdict
+from posttrainllm.training.writing import Advice, Verdict
 
 # ---- curves -----------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ def test_start_warns_when_the_model_can_only_memorise():
     assert "can memorise the text" in " ".join(start_warnings(a_start()))
 
 
-def a_verdict(*actions: str) -> Verdict:
+def a_verdict(*actions: Advice) -> Verdict:
     words, copy = WordShare(10, 6), Copy(b"to be", 0)
     return Verdict(1.9, tuple(COUNTING), words, copy, None, None, actions)
 
@@ -148,20 +148,26 @@ def an_outcome(verdict: Verdict | None, *, finished: bool = True) -> Outcome:
 
 def test_suggestions_are_commands_to_copy():
     verdict = a_verdict(
-        "more steps: --steps 3000",
-        "a larger model: --preset medium",
-        "posttrainllm diagnose: counting pairs (2.48) is still ahead",
-        "a text of your own: posttrainllm train FILE",
-        "fewer steps or a larger text: the validation loss rose",
+        Advice("more_steps", {"total": 3000}),
+        Advice("larger", {"preset": "medium"}),
+        Advice("diagnose", {"line": "pairs (2.48)"}),
+        Advice("own_text"),
+        Advice("overfits", {"best": 1.0, "loss": 2.0}),
     )
     found = suggestions(a_start(), an_outcome(verdict))
     assert [(each.why, each.command) for each in found] == [
         ("let it write", "posttrainllm generate small-001"),
         ("more steps", "posttrainllm train --resume small-001 --steps 3000"),
         ("a larger model", "posttrainllm train /texts/play.txt --preset medium"),
-        ("counting pairs (2.48) is still ahead", "posttrainllm diagnose small-001"),
+        (
+            "counting pairs (2.48) is still ahead; the learning rate may be far off",
+            "posttrainllm diagnose small-001",
+        ),
         ("a text of your own", "posttrainllm train FILE"),
-        ("fewer steps or a larger text: the validation loss rose", ""),
+        (
+            "fewer steps or a larger text: the validation loss was 1.000 on the way and rose to 2.000",
+            "",
+        ),
     ]
 
 

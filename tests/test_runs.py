@@ -16,6 +16,7 @@ from posttrainllm.runs import folder
 from posttrainllm.runs import lock as run_lock
 from posttrainllm.runs.folder import Run, create_run, describe_run, list_runs, resolve_run
 from posttrainllm.runs.lock import is_locked
+from posttrainllm.wording import in_terminal
 from saved import save, small_config
 
 CONFIG = load_config("tiny", flags={"training.steps": 300})
@@ -69,8 +70,8 @@ def test_name_that_exists_is_refused_with_what_to_do(tmp_path):
     create_run(tmp_path, CONFIG, "mine").metrics.append(line(1))
     with pytest.raises(CheckpointError, match="already has a run 'mine'") as caught:
         create_run(tmp_path, CONFIG, "mine")
-    assert "--resume mine" in caught.value.hint
-    assert "--name" in caught.value.hint
+    assert "posttrainllm train --resume mine" in in_terminal(caught.value.hint)
+    assert "--name" in in_terminal(caught.value.hint)
     assert len(Run(tmp_path / "mine").metrics.read()) == 1
 
 
@@ -236,7 +237,7 @@ def test_run_is_found_by_name_and_by_path(tmp_path, monkeypatch):
 def test_run_that_is_not_there_is_refused_with_the_nearest_name(tmp_path, name):
     with pytest.raises(CheckpointError, match="there is no run") as caught:
         resolve_run(name, tmp_path)
-    assert caught.value.hint == "train one first: posttrainllm train"
+    assert caught.value.hint == "train one first: posttrainllm.train()"
     create_run(tmp_path, CONFIG, "mine")
     with pytest.raises(CheckpointError, match="there is no run") as caught:
         resolve_run(name, tmp_path)

@@ -217,10 +217,10 @@ def test_actions_are_the_definition(
         np.array([getattr(row, name) or 256 for row in PRESETS.values()], np.uint64)
         for name in ("n_vocab", "n_layer", "n_embd")
     ]
-    names = list(PRESETS)
+    presets = list(PRESETS)
     larger = cpp.writing_larger(
         *(column.ctypes.data for column in columns),
-        len(names), names.index(preset), len(corpus.train_text),
+        len(presets), presets.index(preset), len(corpus.train_text),
     )  # fmt: skip
     codes = np.full(4, GUARD, np.uint32)
     losses = np.array([math.nan if value is None else value for value in (loss, best)])
@@ -233,10 +233,11 @@ def test_actions_are_the_definition(
     ahead = -1 if loss is None else cpp.writing_ahead(loss, given_lines.ctypes.data, n_lines)
     values = {
         "loss": loss, "best": best, "n_bytes": copied, "total": 2 * config.training.steps,
-        "line": lines[ahead] if ahead >= 0 else "", "preset": names[larger] if larger >= 0 else "",
+        "line": lines[ahead] if ahead >= 0 else "", "preset": presets[larger] if larger >= 0 else "",
     }  # fmt: skip
-    actions = [list(writing.ACTIONS.values())[code] for code in codes[:count]]
-    assert [action.terminal.format(**values) for action in actions] == expected
+    names = [list(writing.ACTIONS)[code] for code in codes[:count]]
+    got = [writing.Advice(name, values).terminal for name in names]
+    assert got == [advice.terminal for advice in expected]
     assert codes[3] == GUARD
 
 

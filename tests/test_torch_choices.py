@@ -156,7 +156,7 @@ def test_a_short_run_starts_at_once_without_triton(card: None) -> None:
 def test_triton_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(EngineError, match="Triton is for CUDA, and the device is cpu") as caught:
         choose(torch_config(engine__triton="on"), "cpu", training=True)
-    assert caught.value.hint == "leave engine.triton out"
+    assert caught.value.hint == "leave triton out"
 
 
 def test_a_machine_without_triton_goes_on_with_a_run_that_had_it(
@@ -296,7 +296,7 @@ def test_a_device_that_a_kernel_broke_is_named_with_what_to_do(
         return
     with pytest.raises(EngineError, match="broke the connection to the device") as caught:
         check._fault(raises, torch.device("cuda"))
-    assert caught.value.hint == "add --set engine.triton=off"
+    assert caught.value.hint == 'add triton="off"'
 
 
 def test_tf32_is_refused_where_there_is_none() -> None:
@@ -304,7 +304,7 @@ def test_tf32_is_refused_where_there_is_none() -> None:
         EngineError, match="tf32 is a form of arithmetic of NVIDIA's cards"
     ) as caught:
         TorchEngine(torch_config(engine__precision="tf32", engine__device="cpu"))
-    assert caught.value.hint == "leave engine.precision out, or ask for float32"
+    assert caught.value.hint == "leave precision out, or ask for float32"
 
 
 def test_a_resumed_run_keeps_what_was_chosen(card: None) -> None:

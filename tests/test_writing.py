@@ -12,7 +12,7 @@ from posttrainllm.presets import PRESETS
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.text.counting import CountingLine
 from posttrainllm.text.likeness import Copy, WordShare
-from posttrainllm.training.writing import memorisation_warning, show_ratio, verdict
+from posttrainllm.training.writing import Advice, memorisation_warning, show_ratio, verdict
 
 LINES = [
     CountingLine("guessing", 5.545, 1_003_854),
@@ -77,7 +77,7 @@ def test_ratios_show_two_digits(value, text):
 # After the run
 
 
-def test_a_verdict_reads_as_five_findings(judge):
+def test_a_verdict_reads_as_findings_and_advice(judge):
     found = judge()
     assert found.words == WordShare(13, 11)
     assert found.unseen_words is not None
@@ -91,10 +91,11 @@ def test_a_verdict_reads_as_five_findings(judge):
     )
     assert lines[2].startswith("real words: 85 % of 13 written are in the corpus (of unseen text:")
     assert lines[3].startswith(f"longest copy: {found.copy.n_bytes} bytes, ")
-    assert lines[4:] == [
-        "next: more steps: --steps 3000",
-        "next: a larger model: --preset medium",
-        "next: a text of your own: posttrainllm train FILE",
+    assert len(lines) == 4
+    assert [advice.terminal for advice in found.actions] == [
+        "more steps: --steps 3000",
+        "a larger model: --preset medium",
+        "a text of your own: posttrainllm train FILE",
     ]
 
 
@@ -129,36 +130,38 @@ def test_a_model_that_recites_is_told_so(judge, shakespeare):
     piece = shakespeare.train_text[5000:5200].tobytes()
     found = judge(texts=[piece.decode()])
     assert found.copy == Copy(piece, 5000)
-    assert found.actions == ("a larger text or a smaller preset: it recites, 200 bytes in a row",)
+    [advice] = found.actions
+    assert advice.terminal == ("a larger text or a smaller preset: it recites, 200 bytes in a row")
     assert found.lines()[3].startswith("longest copy: 200 bytes, ")
     assert "...' (of unseen text: " in found.lines()[3]
 
 
 def test_a_loss_that_rose_again_asks_for_fewer_steps(judge):
-    assert judge(1.95, best_val_loss=1.9).actions[0].startswith("more steps")
+    assert judge(1.95, best_val_loss=1.9).actions[0].name == "more_steps"
     [action] = judge(2.2, best_val_loss=1.9).actions
-    assert action == (
+    assert action.terminal == (
         "fewer steps or a larger text: the validation loss was 1.900 on the way and rose to 2.200"
     )
 
 
 def test_a_model_behind_a_counting_table_is_sent_to_diagnose(judge):
     actions = judge(2.6).actions
-    assert actions[0] == "more steps: --steps 3000"
-    assert "posttrainllm diagnose: counting pairs (2.48) is still ahead" in actions[1]
-    assert "triples (2.05)" in judge(2.1).actions[1]
+    assert actions[0].terminal == "more steps: --steps 3000"
+    assert actions[1].terminal.startswith("counting pairs (2.48) is still ahead; ")
+    assert actions[1].terminal.endswith(": posttrainllm diagnose")
+    assert "triples (2.05)" in judge(2.1).actions[1].why
     assert len(judge(1.79).actions) == 3
 
 
 def test_a_loss_that_is_no_number_asks_for_a_lower_learning_rate(judge):
     found = judge(math.nan)
     assert found.lines()[0] == "validation loss: nan nats a token, not a number"
-    assert found.actions == ("a lower learning rate: the loss is not a number",)
+    assert [advice.name for advice in found.actions] == ["lower_rate"]
     json.dumps(found.figures(), allow_nan=False)
 
 
 def test_the_larger_preset_is_one_that_the_text_can_teach(judge):
     names = list(PRESETS)
-    assert f"--preset {names[1]}" in " ".join(judge(preset=names[0]).actions)
-    assert "--preset" not in " ".join(judge(preset="huge").actions)
-    assert "--preset" not in " ".join(judge(preset="behemoth").actions)
+    assert Advice("larger", {"preset": names[1]}) in judge(preset=names[0]).actions
+    assert "larger" not in [each.name for each in judge(preset="huge").actions]
+    assert "larger" not in [each.name for each in judge(preset="behemoth").actions]

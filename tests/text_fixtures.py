@@ -13,6 +13,7 @@ import pytest
 from posttrainllm.errors import CorpusError
 from posttrainllm.text import cache as textcache
 from posttrainllm.text import corpus
+from posttrainllm.wording import in_terminal
 
 TEXT = b"".join(b"line %d of a text that is long enough\n" % number for number in range(200))
 
@@ -62,9 +63,9 @@ def whole(text):
 
 
 def refusal(open_text, *sources, **options):
-    """Return the one line and the next action with which sources are refused."""
+    """Return the one line and the next action with which sources are refused, as a terminal shows them."""
     with pytest.raises(CorpusError) as caught:
         open_text(*sources, **options)
     assert "\n" not in caught.value.message
     assert caught.value.hint
-    return f"{caught.value.message} / {caught.value.hint}"
+    return f"{caught.value.message} / {in_terminal(caught.value.hint)}"

@@ -21,13 +21,14 @@ from posttrainllm.config import (
     EngineConfig,
     TrainConfig,
     given_settings,
+    load_config,
 )
 from posttrainllm.errors import ConfigError, PosttrainError
+from posttrainllm.figures import Progress
 from posttrainllm.notebook.comparison import Comparison
 from posttrainllm.notebook.inspection import show_inspections
 from posttrainllm.notebook.page import run_html
 from posttrainllm.notebook.watching import watching
-from posttrainllm.notebook.words import in_python
 from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.folder import resolve_run
@@ -40,6 +41,7 @@ from posttrainllm.training.observer import Observer
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings
 from posttrainllm.training.trainer import Trainer
+from posttrainllm.training.vocabulary import USUAL, NewTokenizer, make_tokenizer
 
 LONGEST_NAME = 4096  # characters of a path; more are a text
 
@@ -94,7 +96,6 @@ class Run:
         config = self.config
         return open_model(str(self.path), runs_dir=self.path.parent, engine=config.engine)
 
-    @in_python()
     def generate(
         self,
         prompt: str = "\n",
@@ -106,13 +107,11 @@ class Run:
         """Continue a prompt with the model of the newest checkpoint; arguments as in ``Model.generate``."""
         return self.model.generate(prompt, seed=seed, stop=stop, **sampling)
 
-    @in_python()
     def inspect(self, text: str) -> Inspection:
         """Look inside the model of the newest checkpoint: see ``Model.inspect``."""
         return self.model.inspect(text)
 
 
-@in_python()
 def train(
     corpus: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
@@ -153,7 +152,6 @@ def train(
         return _trained(new_trainer(config, runs_dir=runs, name=name, observer=watcher))
 
 
-@in_python()
 def resume(
     name: str | os.PathLike[str],
     *,
@@ -184,7 +182,6 @@ def _trained(trainer: Trainer) -> Run:
     return Run(trainer.train().run, tuple(trainer.counting))
 
 
-@in_python()
 def compare(
     *runs: Run | str | os.PathLike[str], runs_dir: str | os.PathLike[str] = RUNS_DIR
 ) -> Comparison:
@@ -196,6 +193,34 @@ def compare(
     known = {run.counting for run in found}
     # Lines are of one text: those of runs on several would say nothing about the others.
     return Comparison(tuple(run.path for run in found), known.pop() if len(known) == 1 else ())
+
+
+def train_tokenizer(
+    corpus: str | os.PathLike[str] | Sequence[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    n_vocab: int = USUAL,
+    val_fraction: float | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> NewTokenizer:
+    """Make a byte-level BPE tokenizer of the training part of a text, for ``train(corpus, tokenizer=made.path)``.
+
+    ``corpus`` as in ``train``; ``folder`` is a new one (default: tokenizer-4096, by the size of the vocabulary); ``val_fraction`` is the
+    share of the text that stays unread (default: as in training). ``progress`` hears what is counted, how far it is and of how many.
+
+    Raises: PosttrainError.
+    """
+    if isinstance(n_vocab, bool) or not isinstance(n_vocab, int):
+        raise ConfigError(f"n_vocab is a number of tokens, got {show(n_vocab)}")
+    place = f"tokenizer-{n_vocab}" if folder is None else _place("folder", folder)
+    config = load_config(flags={"data.val_fraction": val_fraction})
+    return make_tokenizer(
+        () if corpus is None else _texts(corpus),
+        Path(place),
+        n_vocab=n_vocab,
+        val_fraction=config.data.val_fraction,
+        progress=progress,
+    )
 
 
 def _texts(corpus: object) -> list[str]:
@@ -244,13 +269,12 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
                 f"{key!r} is {'the name of several settings' if found else 'no setting'}",
                 f"did you mean {spelled}?"
                 if spelled
-                else "posttrainllm train --help, in a terminal, lists the settings",
+                else "posttrainllm.config.SETTINGS lists them, each with its help",
             )
         flags[found[0]] = value
     return flags
 
 
-@in_python()
 def load(
     name: str | os.PathLike[str],
     *,
@@ -270,7 +294,6 @@ def load(
     return open_model(place, runs_dir=Path(_place("runs_dir", runs_dir)), engine=chosen)
 
 
-@in_python()
 def open_run(name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
     """A run that was trained before."""
     return Run(resolve_run(_place("a run", name), Path(_place("runs_dir", runs_dir))))

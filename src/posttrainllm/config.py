@@ -105,7 +105,7 @@ def given_settings(
     for origin, layer in _layers(file, overrides, flags):
         for key, value in layer.items():
             if key not in SETTINGS and key != "preset":
-                raise unknown_setting(key, f" ({origin})")
+                raise unknown_setting(key, f" ({origin})" if origin else "")
             given[key] = value
     return given
 
@@ -120,7 +120,7 @@ def _layers(
         layers.append((f"from {os.fspath(file)}", _flatten(_read(file), os.fspath(file))))
     layers.append(("from --set", dict(_parse_override(text) for text in overrides)))
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    layers.append(("from a flag", given))
+    layers.append(("", given))
     return layers
 
 
@@ -212,7 +212,7 @@ def schema_json() -> str:
 
 
 def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
-    """Lay the sources over each other, the last on top, and keep where each value came from."""
+    """Lay the sources over each other, the last on top, and keep where each value came from, if not straight from the user."""
     given: dict[str, object] = {"preset": DEFAULT_PRESET}
     origins: dict[str, str] = {}
     for origin, layer in layers:
@@ -221,6 +221,7 @@ def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
                 raise unknown_setting(key, f" ({origin})" if origin else "")
             given[key] = value
             origins[key] = origin
+    origins = {key: origin for key, origin in origins.items() if origin}
     name = known_preset(given["preset"])
     values: dict[str, object] = {**PRESETS[name].settings(), **given}
     steps, warmup = values["training.steps"], PRESETS[name].warmup_steps
@@ -255,7 +256,7 @@ def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
     if len(text) > MAX_TOML:
         raise ConfigError(
             f"{name} has more than {MAX_TOML:,} characters, too many for a configuration",
-            "the text to train on is given without --config",
+            "a configuration is a small TOML file; the text to train on is given apart from it",
         )
     return _parse_toml(text, name)
 

@@ -32,11 +32,6 @@ class PosttrainError(Exception):
         self.message = message
         self.hint = hint
 
-    def reword(self, message: str, hint: str) -> None:
-        """Say the same in other words."""
-        self.message, self.hint = message, hint
-        self.args = (message if not hint else f"{message}\n{hint}",)
-
     def _render_traceback_(self) -> list[str]:
         """What IPython and notebooks show: the two lines, as the command line does; ``%debug`` still finds the place."""
         return [f"{type(self).__name__}: {self}"]

@@ -85,14 +85,14 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
         "of": ["data.batch_size", "model.n_ctx"],
         "limit": MAX_POSITIONS,
         "message": "data.batch_size {data.batch_size} x model.n_ctx {model.n_ctx} is over the limit of {limit} tokens a micro-batch",
-        "hint": "lower data.batch_size and raise data.accumulation",
+        "hint": "lower batch_size and raise accumulation",
     },
     {
         "kind": "only",
         "key": "model.dropout",
         "value": 0.0,
         "message": "the engines of a browser have no dropout, and model.dropout is {model.dropout}",
-        "hint": "set model.dropout to 0, or train with --engine torch in a terminal",
+        "hint": "leave it at 0; PyTorch has it, in a terminal or in Python",
     },
     {
         "kind": "only",

@@ -16,6 +16,7 @@ from posttrainllm.errors import ConfigError
 from posttrainllm.presets import PRESETS
 from posttrainllm.settings import Section, Setting, describe, did_you_mean, show
 from posttrainllm.shape import GPTConfig
+from posttrainllm.wording import worded
 
 MAX_POSITIONS = 2**31 - 1  # token positions are int32 on every engine
 
@@ -270,7 +271,7 @@ class TrainConfig(Section):
             raise ConfigError(
                 f"data.batch_size {rows} x model.n_ctx {context} is {rows * context:,} tokens a "
                 f"micro-batch, over the limit of {MAX_POSITIONS:,}",
-                "lower data.batch_size and raise data.accumulation",
+                worded("lower {data.batch_size} and raise {data.accumulation}"),
             )
         return self
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from posttrainllm.errors import ConfigError
 from posttrainllm.settings import Section
+from posttrainllm.wording import worded
 
 MAX_PARAMETERS = 10**12  # 16 TB of weights, gradients and moments: a typing error, not a plan
 
@@ -91,6 +92,6 @@ class GPTConfig(Section):
             raise ConfigError(
                 f"a model of {self.parameters():,} parameters is over the limit, "
                 f"{MAX_PARAMETERS:,}",
-                "lower model.n_layer, model.n_embd or model.n_vocab",
+                worded("lower {model.n_layer}, {model.n_embd} or {model.n_vocab}"),
             )
         return self

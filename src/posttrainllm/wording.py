@@ -4,7 +4,7 @@
 
     Python     use a smaller batch_size, or engine="cpp"
     terminal   use a smaller --batch-size, or --engine cpp
-    browser    use a smaller batch size, or engine cpp
+    browser    use a smaller batch_size, or engine cpp
 
 What this is: ``Wording``, a ``str`` in the words of Python, since a program that catches an error is one in Python, with the other
 two beside it. The command line shows ``in_terminal``, the server of the pages ``in_tab``, and nobody else has to know.
@@ -52,10 +52,9 @@ SPELLED: Final = {
 
 LABELS: Final = {
     "engine.name": "engine",
-    "model.n_ctx": "context",
     "runs_dir": "folder of runs",
 }
-"""What the pages call a thing where it is not its name with spaces."""
+"""What the pages call a thing where it is not the last part of its key."""
 
 
 class Wording(str):
@@ -100,7 +99,7 @@ def worded(text: str, **values: object) -> Wording:
 def setting(key: str, value: object = None) -> Wording:
     """A setting or an argument, with or without a value."""
     name, flag = key.rpartition(".")[2], FLAGS.get(key)
-    python, label = SPELLED.get(key, name), LABELS.get(key, name.replace("_", " "))
+    python, label = SPELLED.get(key, name), LABELS.get(key, name)
     if value is None:
         return Wording(python, terminal=flag or key, tab=label)
     text = str(value)

@@ -59,7 +59,7 @@ def evaluate(
     rows += [
         (label, value)
         for label, _, value in (line.partition(": ") for line in found.verdict.lines())
-        if label not in ("validation loss", "next")
+        if label != "validation loss"
     ]
     fields((label, one_line(value)) for label, value in rows)
 

@@ -33,18 +33,19 @@ def suggestions(start: Start, outcome: Outcome) -> list[Suggestion]:
     if not outcome.finished:
         return [Suggestion("go on", resume), Suggestion("let it write", _generate(start, place))]
     found = [Suggestion("let it write", _generate(start, place))]
-    for action in outcome.verdict.actions if outcome.verdict else ():
-        why, _, rest = action.partition(": ")
-        if rest.startswith("--steps "):
-            found.append(Suggestion(why, f"{resume} {rest}"))
-        elif rest.startswith("--preset "):
-            found.append(Suggestion(why, f"{command()} train{corpus} {rest}"))
-        elif why == "posttrainllm diagnose":
-            found.append(Suggestion(rest, f"{command()} diagnose {place}"))
-        elif rest.startswith("posttrainllm "):
-            found.append(Suggestion(why, rest.replace("posttrainllm", command(), 1)))
-        else:
-            found.append(Suggestion(action))
+    for advice in outcome.verdict.actions if outcome.verdict else ():
+        match advice.name:
+            case "more_steps":
+                found.append(Suggestion(advice.why, f"{resume} --steps {advice.values['total']}"))
+            case "larger":
+                preset = advice.values["preset"]
+                found.append(Suggestion(advice.why, f"{command()} train{corpus} --preset {preset}"))
+            case "diagnose":
+                found.append(Suggestion(advice.why, f"{command()} diagnose {place}"))
+            case "own_text":
+                found.append(Suggestion(advice.why, f"{command()} train FILE"))
+            case _:
+                found.append(Suggestion(advice.why))
     return found
 
 

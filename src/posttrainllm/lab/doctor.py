@@ -31,6 +31,7 @@ from posttrainllm.storage import show_bytes
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.datasets import TINY_SHAKESPEARE, shakespeare_path
 from posttrainllm.training.engine_choice import BUILT
+from posttrainllm.wording import in_terminal
 
 Status = Literal["ok", "note", "problem"]
 NEEDED = ("numpy", "cpp")  # without these the default run does not work
@@ -95,7 +96,7 @@ def _kernels() -> Iterator[Finding]:
     try:
         known = list(host_target().processors)
     except EngineError as error:
-        yield Finding("kernels", "problem", error.message, error.hint)
+        yield Finding("kernels", "problem", error.message, in_terminal(error.hint))
         return
     built, runnable = available_builds(), instruction_sets()
     usable = [name for name in built if name in runnable]
@@ -133,7 +134,7 @@ def _engine(engine: str, build: str) -> Finding:
     try:
         found = self_check(engine, build)
     except EngineError as error:
-        return Finding(name, missing, error.message, error.hint)
+        return Finding(name, missing, error.message, in_terminal(error.hint))
     except Exception as error:  # a library or a driver, whatever it raises
         return Finding(name, missing, f"failed: {type(error).__name__}: {error}")
     worst = found.first_failure

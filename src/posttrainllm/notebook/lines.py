@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import TextIO
 
-from posttrainllm.figures import clock, one_line, printable
-from posttrainllm.notebook.words import next_steps, python_words
+from posttrainllm.figures import clock, one_line, part_done, printable
+from posttrainllm.notebook.words import next_steps
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
 from posttrainllm.training.report import (
@@ -20,6 +21,8 @@ from posttrainllm.training.report import (
     step_line,
 )
 
+TOLD_EVERY_S = 10.0  # of work before the start
+
 
 class Lines:
     """An ``Observer`` that writes to a stream. A stream that is gone is left alone: training goes on."""
@@ -28,12 +31,19 @@ class Lines:
         """Nothing has started."""
         self._stream = stream
         self._progress: Progress | None = None
+        self._told = time.monotonic()
 
     def __enter__(self) -> Lines:
         return self
 
     def __exit__(self, *error: object) -> None:
         """Everything is written already."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """See ``Observer``: a line every ten seconds."""
+        if time.monotonic() - self._told > TOLD_EVERY_S:
+            self._told = time.monotonic()
+            self._write(part_done(what, done, total))
 
     def started(self, start: Start) -> None:
         """See ``Observer``."""
@@ -58,7 +68,7 @@ class Lines:
 
     def noticed(self, message: str) -> None:
         """See ``Observer``."""
-        self._write(f"notice: {one_line(python_words(message))}")
+        self._write(f"notice: {one_line(message)}")
 
     def stopping(self) -> None:
         """See ``Observer``. Straight to the descriptor: a signal handler may not print."""

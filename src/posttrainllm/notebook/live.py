@@ -13,6 +13,7 @@ import contextvars
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Any, Self
 from uuid import uuid4
 
 from posttrainllm.errors import PosttrainError
+from posttrainllm.figures import part_done
 from posttrainllm.notebook.page import broken_html, end_html, live_html
-from posttrainllm.notebook.words import next_steps, python_words
+from posttrainllm.notebook.words import next_steps
 from posttrainllm.runs.folder import Run
 from posttrainllm.runs.records import number_of
 from posttrainllm.training.observer import Outcome, Record, Start
@@ -72,6 +74,8 @@ class LiveOutput:
         self._progress: Progress | None = None
         self._outcome: Outcome | None = None
         self._told: list[str] = []
+        self._preparing = ""
+        self._drawn = time.monotonic()
         self._lock = threading.Lock()
         self._done = threading.Event()
         # In a copy of this context, since kernels find the cell that an output belongs to by theirs.
@@ -87,8 +91,15 @@ class LiveOutput:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._progress is not None or self._told:
+        if self._progress is not None or self._told or self._preparing:
             self._draw(last=True)
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """See ``Observer``: a line where the run will be."""
+        if time.monotonic() - self._drawn > self._period:
+            self._drawn = time.monotonic()
+            self._preparing = part_done(what, done, total)
+            self._draw()
 
     def started(self, start: Start) -> None:
         """See ``Observer``: a run that goes on shows its curve from the beginning."""
@@ -121,7 +132,6 @@ class LiveOutput:
 
     def noticed(self, message: str) -> None:
         """See ``Observer``: it stays, the newest few of many."""
-        message = python_words(message).replace("Ctrl-C", "the stop button")
         with self._lock:
             if message not in self._told:
                 self._told = [*self._told, message][-MOST_NOTICES:]
@@ -153,7 +163,8 @@ class LiveOutput:
     def _page(self, *, last: bool) -> Bundle:
         progress, outcome = self._progress, self._outcome
         if progress is None:
-            return {"text/plain": "\n".join(self._told)}
+            lines = [*self._told, *([self._preparing] if self._preparing and not last else [])]
+            return {"text/plain": "\n".join(lines)}
         if outcome is not None and last:
             html = end_html(progress, outcome, self._told)
             return {"text/html": html, "text/plain": end_text(progress, outcome)}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrainllm.config import SETTINGS, TrainConfig, changed_settings
-from posttrainllm.errors import PosttrainError
-from posttrainllm.runs.folder import RUNS_DIR
+from posttrainllm.config import TrainConfig, changed_settings
+from posttrainllm.runs.folder import resuming
 from posttrainllm.training.observer import Outcome
+from posttrainllm.training.writing import Advice
+from posttrainllm.wording import python_text
 
 
 @dataclass(frozen=True)
@@ -29,81 +25,37 @@ def next_steps(config: TrainConfig, outcome: Outcome) -> list[Next]:
     write = Next("let it write", writing(config))
     if not outcome.finished:
         return [Next("go on", going_on(outcome.run)), write]
-    found = [write]
-    for action in outcome.verdict.actions if outcome.verdict else ():
-        why, _, rest = action.partition(": ")
-        if rest.startswith("--steps "):
-            found.append(Next(why, going_on(outcome.run, f"steps={rest.removeprefix('--steps ')}")))
-        elif rest.startswith("--preset "):
-            preset = f"preset={_quoted(rest.removeprefix('--preset '))}"
-            found.append(Next(why, _call("train", *_corpus(config), preset)))
-        elif why == "posttrainllm diagnose":
-            found.append(_other_rate(config, outcome.run, rest.partition(";")[0]))
-        elif rest.startswith("posttrainllm train "):
-            found.append(Next(why, _call("train", _quoted("my.txt"))))
-        else:
-            found.append(Next(action))
-    return found
+    advice = outcome.verdict.actions if outcome.verdict else ()
+    return [write, *(_next(config, outcome.run, each) for each in advice)]
 
 
-def _other_rate(config: TrainConfig, run: Path, reason: str) -> Next:
+def _next(config: TrainConfig, run: Path, advice: Advice) -> Next:
+    match advice.name:
+        case "more_steps":
+            return Next(advice.why, going_on(run, advice.values["total"]))
+        case "larger":
+            return Next(advice.why, _train(*_corpus(config), _preset(advice.values["preset"])))
+        case "diagnose":
+            return _other_rate(config, run, advice)
+        case "own_text":
+            return Next(advice.why, _train(python_text("my.txt")))
+        case _:
+            return Next(advice.why)
+
+
+def _other_rate(config: TrainConfig, run: Path, advice: Advice) -> Next:
     """What to do about a loss that counting still beats: the preset's learning rate, or finding out why."""
+    reason = f"counting {advice.values['line']} is still ahead"
     usual = {key: value for key, _, value in changed_settings(config)}.get("schedule.learning_rate")
     if usual is None:
         return Next(f"posttrainllm diagnose {run}, in a terminal, looks for the reason: {reason}")
-    code = _call("train", *_corpus(config), f"preset={_quoted(config.preset)}")
+    code = _train(*_corpus(config), _preset(config.preset))
     return Next(f"the preset's learning rate ({usual:g}): {reason}", code)
 
 
-@contextmanager
-def in_python() -> Iterator[None]:
-    """Say what is wrong, and what to do, in the words of the Python API: a flag is an argument there."""
-    try:
-        yield
-    except PosttrainError as error:
-        error.reword(error.message.replace(" (from a flag)", ""), python_words(error.hint))
-        raise
-
-
-def python_words(text: str) -> str:
-    """A text that names flags of the command line, with arguments and calls of the Python API in their place."""
-    return _FLAG.sub(_argument, _RESUME.sub(_resuming, text))
-
-
-_RESUME = re.compile(
-    r"(?:posttrainllm train )?--resume(?: (\w.*?)(?=  | --|, |; |$))?(?: --steps (\d+))?"
-)
-_FLAG = re.compile(r"--([a-z][a-z-]+)(?: (\d[\d.e+-]*\b|cpp|numpy|torch|wasm|webgpu)\b)?")
-_ARGUMENTS = {
-    "from": "start_from",
-    "allow-change": "allow_change=True",
-    "name": "name",
-    "runs-dir": "runs_dir",
-    "engine": "engine",
-}
-"""Flags that are arguments of the API without being settings of that name."""
-
-
-def _resuming(found: re.Match[str]) -> str:
-    name, steps = found.groups()
-    if name is None:
-        return "posttrainllm.resume" + (f"(steps={steps})" if steps else "")
-    return f"posttrainllm.resume({_quoted(name)}{f', steps={steps}' if steps else ''})"
-
-
-def _argument(found: re.Match[str]) -> str:
-    flag, value = found.groups()
-    name = _ARGUMENTS.get(flag, flag.replace("-", "_"))
-    if flag not in _ARGUMENTS and not any(key.endswith(f".{name}") for key in SETTINGS):
-        return found.group()
-    if value is None:
-        return name
-    return f"{name}={value if value[0].isdigit() else _quoted(value)}"
-
-
-def going_on(run: Path, *more: str) -> str:
+def going_on(run: Path, steps: int | None = None) -> str:
     """The call that goes on with a run."""
-    return _call("resume", _quoted(run.name), *more, *_place(run))
+    return f"run = {resuming(run, steps)}"
 
 
 def writing(config: TrainConfig) -> str:
@@ -113,20 +65,13 @@ def writing(config: TrainConfig) -> str:
 
 def _corpus(config: TrainConfig) -> list[str]:
     sources = list(config.data.corpus)
-    quoted = ", ".join(map(_quoted, sources))
+    quoted = ", ".join(map(python_text, sources))
     return [quoted if len(sources) == 1 else f"[{quoted}]"] if sources else []
 
 
-def _place(run: Path) -> list[str]:
-    if os.path.abspath(run.parent) == os.path.abspath(RUNS_DIR):
-        return []
-    return [f"runs_dir={_quoted(str(run.parent))}"]
+def _preset(name: str) -> str:
+    return f"preset={python_text(name)}"
 
 
-def _quoted(text: str) -> str:
-    """A string as Python reads it, in the quotes of this package's pages."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _call(name: str, *arguments: str) -> str:
-    return f"run = posttrainllm.{name}({', '.join(arguments)})"
+def _train(*arguments: str) -> str:
+    return f"run = posttrainllm.train({', '.join(arguments)})"

@@ -19,6 +19,7 @@ import torch
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import EngineError
 from posttrainllm.pytorch.device import device_name
+from posttrainllm.wording import worded
 
 Device = Literal["cpu", "cuda", "mps"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -192,7 +193,7 @@ def _precision(config: TrainConfig, device: Device) -> tuple[Precision, str]:
         raise EngineError(
             "tf32 is a form of arithmetic of NVIDIA's cards from compute capability 8.0 on, "
             f"and the device is {device}",
-            "leave engine.precision out, or ask for float32",
+            worded("leave {engine.precision} out, or ask for float32"),
         )
     assert asked != "float16", "refused with the configuration"
     return asked, "asked for"
@@ -214,7 +215,7 @@ def _triton(
     elif not _has_triton():
         missing = TRITON_MISSING
     if missing and asked == "on":
-        raise EngineError(missing, "leave engine.triton out")
+        raise EngineError(missing, worded("leave {engine.triton} out"))
     if missing:
         return False, missing
     if asked != "auto":
@@ -262,7 +263,7 @@ def _compile(
     asked = config.engine.compile
     if asked == "on" and device == "cuda" and not _has_triton():
         raise EngineError(
-            f"torch.compile needs Triton: {TRITON_MISSING}", "leave engine.compile out"
+            f"torch.compile needs Triton: {TRITON_MISSING}", worded("leave {engine.compile} out")
         )
     if asked != "auto":
         return asked == "on", "asked for"

@@ -33,7 +33,7 @@ from posttrainllm.pytorch.loss import CrossEntropy, chunk_rows, cross_entropy
 from posttrainllm.pytorch.sharded_files import write_shards
 from posttrainllm.pytorch.sharded_model import Head, Work
 from posttrainllm.pytorch.sharded_optim import ShardedAdamW
-from posttrainllm.wording import worded
+from posttrainllm.wording import setting, worded
 
 PREFIX = "model."
 
@@ -259,5 +259,5 @@ def _check_settings(config: TrainConfig) -> None:
         if value != usual:
             raise EngineError(
                 f"a model that is divided among processes has no {key}={value}",
-                f"set {key}={usual}, or engine.parallel=ddp",
+                worded("use {it}, or {engine.parallel=ddp}", it=setting(key, usual)),
             )

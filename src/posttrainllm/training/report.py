@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.storage import show_bytes
+from posttrainllm.training.evaluate import bits_per_byte
 from posttrainllm.training.observer import Outcome, Record, Start
 from posttrainllm.training.progress import Progress
 from posttrainllm.training.writing import EPOCHS_TO_MEMORISE, memorisation_warning, show_ratio
@@ -24,7 +25,6 @@ def start_rows(start: Start) -> Rows:
     config, corpus = start.config, start.corpus
     model = config.model
     train, val = len(corpus.train_text), len(corpus.val_text)
-    tokens_per_byte = len(corpus.train) / max(1, train)
     steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
     rows = [
         (
@@ -48,8 +48,14 @@ def start_rows(start: Start) -> Rows:
         ("time", f"about {about(start.seconds_left)} ({brief(start.seconds_per_step)} a step)"),
         ("folder", one_line(str(start.run))),
     ]
-    if tokens_per_byte != 1.0:
-        rows.insert(3, ("tokens", f"{len(corpus.train):,} to train on"))
+    if corpus.bytes_per_token != 1.0:
+        rows.insert(
+            3,
+            (
+                "tokens",
+                f"{len(corpus.train):,} to train on, {corpus.bytes_per_token:.2f} bytes each",
+            ),
+        )
     if start.first_step > 1:
         rows.insert(-2, ("resumed", f"after step {start.first_step - 1:,}"))
     if not start.counting:
@@ -107,15 +113,18 @@ def ending(outcome: Outcome) -> str:
 
 
 def end_rows(progress: Progress, outcome: Outcome) -> Rows:
-    """What a run came to: the verdict without its advice, and where the run is."""
+    """What a run came to, and where it is."""
     rows = []
     if outcome.verdict is None and progress.val_loss is not None:
         stands = progress.stands(progress.val_loss)
         rows.append(("validation loss", f"{progress.val_loss:.3f} nats a token, {stands}"))
     for line in outcome.verdict.lines() if outcome.verdict else []:
         label, _, value = line.partition(": ")
-        if label != "next":
-            rows.append((label, printable(value)))
+        rows.append((label, printable(value)))
+    density = progress.start.corpus.bytes_per_token
+    if outcome.val_loss is not None and density != 1.0:
+        bits = bits_per_byte(outcome.val_loss, density)
+        rows.append(("bits a byte", f"{bits:.3f}, to compare with models of other tokenizers"))
     rows.append(("run", one_line(str(outcome.run))))
     if outcome.checkpoint:
         rows.append(("saved", one_line(str(outcome.checkpoint))))

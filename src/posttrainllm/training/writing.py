@@ -13,8 +13,8 @@ are here for Python and in kernels/cpp/writing.cpp, the same by test, for hosts 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from posttrainllm.config import TrainConfig
@@ -78,10 +78,11 @@ WARNINGS = (None, "memorises", "too_large")
 
 @dataclass(frozen=True)
 class Action:
-    """Something to try next, in the words of the place where it is read."""
+    """Something to try next: why, the words of a terminal that follow it, and all of it in the words of a tab."""
 
-    terminal: str
+    why: str
     tab: str
+    terminal: str = ""
 
 
 ACTIONS = {
@@ -99,15 +100,35 @@ ACTIONS = {
         "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
         "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
     ),
-    "more_steps": Action("more steps: --steps {total}", "{steps:,} more steps"),
+    "more_steps": Action("more steps", "{steps:,} more steps", "--steps {total}"),
     "diagnose": Action(
-        "posttrainllm diagnose: counting {line} is still ahead; the learning rate may be far off",
+        "counting {line} is still ahead; the learning rate may be far off",
         "another learning rate: counting {line} is still ahead",
+        "posttrainllm diagnose",
     ),
-    "larger": Action("a larger model: --preset {preset}", "a larger model: {preset}"),
-    "own_text": Action("a text of your own: posttrainllm train FILE", "a text of your own"),
+    "larger": Action("a larger model", "a larger model: {preset}", "--preset {preset}"),
+    "own_text": Action("a text of your own", "a text of your own", "posttrainllm train FILE"),
 }
 """In the order of writing.cpp's codes."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One of the ACTIONS, with what it is about; who shows it writes the command or the call."""
+
+    name: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def why(self) -> str:
+        """The reason, right everywhere."""
+        return ACTIONS[self.name].why.format(**self.values)
+
+    @property
+    def terminal(self) -> str:
+        """The reason and what to add to a command."""
+        words = ACTIONS[self.name].terminal.format(**self.values)
+        return f"{self.why}: {words}" if words else self.why
 
 
 def say(key: str, **values: Any) -> str:
@@ -151,8 +172,8 @@ class Verdict:
     """The share that the validation text has, in pieces as long as the samples."""
     unseen_copy: Copy | None
     """The longest piece that the validation text shares with the training part."""
-    actions: tuple[str, ...]
-    """What to try next, the most useful first; each a phrase."""
+    actions: tuple[Advice, ...]
+    """What to try next, the most useful first."""
 
     @property
     def standing(self) -> str:
@@ -179,7 +200,6 @@ class Verdict:
         if self.unseen_copy is not None:
             copied += say("unseen_copy", n_bytes=self.unseen_copy.n_bytes)
         lines.append(copied)
-        lines.extend(f"next: {action}" for action in self.actions)
         return lines
 
     def figures(self) -> dict[str, Any]:
@@ -195,7 +215,7 @@ class Verdict:
             "longest_copy": self.copy.n_bytes,
             "longest_copy_text": self.copy.piece.decode("utf-8", "replace"),
             "longest_copy_unseen": None if self.unseen_copy is None else self.unseen_copy.n_bytes,
-            "next": list(self.actions),
+            "next": [advice.terminal for advice in self.actions],
         }
 
 
@@ -241,31 +261,27 @@ def _actions(
     unseen_copy: Copy | None,
     corpus: Corpus,
     config: TrainConfig,
-) -> list[str]:
-    """Return what to try next, each with its reason, in the terminal's words."""
-
-    def action(name: str, **values: Any) -> str:
-        return ACTIONS[name].terminal.format(**values)
-
+) -> list[Advice]:
+    """Return what to try next."""
     if loss is not None and not math.isfinite(loss):
-        return [action("lower_rate")]
+        return [Advice("lower_rate")]
     usual = 0 if unseen_copy is None else unseen_copy.n_bytes
     too_long = []
     if loss is not None and best is not None and loss > best + RISE:
-        too_long.append(action("overfits", best=best, loss=loss))
+        too_long.append(Advice("overfits", {"best": best, "loss": loss}))
     if copy.n_bytes > max(COPY_IS_LONG, 2 * usual):
-        too_long.append(action("recites", n_bytes=copy.n_bytes))
+        too_long.append(Advice("recites", {"n_bytes": copy.n_bytes}))
     if too_long:
         return too_long
-    actions = [action("more_steps", total=2 * config.training.steps)]
+    actions = [Advice("more_steps", {"total": 2 * config.training.steps})]
     ahead = [line for line in counting[:4] if loss is not None and loss >= line.loss]
     if ahead:
-        actions.append(action("diagnose", line=max(ahead, key=lambda line: line.loss)))
+        actions.append(Advice("diagnose", {"line": max(ahead, key=lambda line: line.loss)}))
         return actions
     larger = _larger_preset(config, len(corpus.train_text))
     if larger is not None:
-        actions.append(action("larger", preset=larger))
-    actions.append(action("own_text"))
+        actions.append(Advice("larger", {"preset": larger}))
+    actions.append(Advice("own_text"))
     return actions
 
 
