@@ -11,7 +11,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as typing has it; importing typing would be most of this module's time
 if TYPE_CHECKING:
-    from posttrainllm.api import Run, compare, load, open_run, resume, train
+    from posttrainllm.api import Run, compare, load, open_run, resume, train, train_tokenizer
     from posttrainllm.errors import PosttrainError
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "open_run",
     "load",
     "compare",
+    "train_tokenizer",
     "Run",
     "PosttrainError",
     "__version__",

@@ -86,6 +86,12 @@ class Corpus:
                     hint,
                 )
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that a token of the validation part stands for on average; of the training part where there is no other."""
+        text, tokens = (self.val_text, self.val) if len(self.val) else (self.train_text, self.train)
+        return len(text) / max(1, len(tokens))
+
     def positions(self, n_ctx: int) -> int:
         """Return how many windows the training part has: offsets 0 to this, exclusive."""
         return max(0, len(self.train) - n_ctx)

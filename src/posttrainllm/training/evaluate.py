@@ -7,6 +7,7 @@ What this is not: a judgement of written text; that is ``training/writing.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class Evaluation:
     @property
     def bits_per_byte(self) -> float:
         """The loss in bits for each byte of text: comparable between tokenizers."""
-        return self.loss / math.log(2) / self.bytes_per_token
+        return bits_per_byte(self.loss, self.bytes_per_token)
 
     @property
     def perplexity(self) -> float:
@@ -35,14 +36,28 @@ class Evaluation:
         return math.exp(min(self.loss, 700.0))
 
 
-def evaluate(engine: Engine, corpus: Corpus, *, n_ctx: int, batch: int, windows: int) -> Evaluation:
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """A loss in nats a token as bits for each byte of text, in which tokenizers can be compared."""
+    return loss / math.log(2) / bytes_per_token
+
+
+def evaluate(
+    engine: Engine,
+    corpus: Corpus,
+    *,
+    n_ctx: int,
+    batch: int,
+    windows: int,
+    check: Callable[[], None] = lambda: None,
+) -> Evaluation:
     """Mean loss in nats per token over ``windows`` validation windows (0: all), evenly spaced.
 
-    The last batch is filled up with rows whose targets do not count.
+    The last batch is filled up with rows whose targets do not count. ``check`` is called before each batch, and may raise.
     """
     tokens, targets = corpus.validation_windows(windows, n_ctx)
     total = 0.0
     for start in range(0, len(tokens), batch):
+        check()
         rows = min(batch, len(tokens) - start)
         padded = np.zeros((batch, n_ctx), np.int32)
         wanted = np.full((batch, n_ctx), -1, np.int32)
@@ -50,5 +65,4 @@ def evaluate(engine: Engine, corpus: Corpus, *, n_ctx: int, batch: int, windows:
         wanted[:rows] = targets[start : start + rows]
         total += engine.loss(Batch(padded, wanted)) * rows
     count = len(tokens)
-    bytes_per_token = len(corpus.val_text) / max(1, len(corpus.val))
-    return Evaluation(total / max(1, count), count, count * n_ctx, bytes_per_token)
+    return Evaluation(total / max(1, count), count, count * n_ctx, corpus.bytes_per_token)

@@ -28,7 +28,7 @@ BYTES_A_TOKEN = 64
 EXAMPLE = 240  # characters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NewTokenizer:
     """A tokenizer's folder, and how well its vocabulary fits the text."""
 
@@ -41,6 +41,10 @@ class NewTokenizer:
     """On the first megabyte of the validation part; of the training part where there is no other."""
     example: tuple[str, ...]
     """The beginning of that part, token by token."""
+
+    def __repr__(self) -> str:
+        """One line: where it is, and how well it fits."""
+        return f"NewTokenizer({str(self.path)!r}, {self.n_vocab:,} tokens of {self.bytes_per_token:.2f} bytes)"
 
     @property
     def n_vocab(self) -> int:
