@@ -45,6 +45,7 @@ def tokenizer(
     from posttrainllm.cli.ticker import Ticker
     from posttrainllm.config import load_config
     from posttrainllm.figures import one_line, printable
+    from posttrainllm.text.files import STANDARD_INPUT
     from posttrainllm.training.vocabulary import USUAL, make_tokenizer
 
     config = load_config(flags={"data.val_fraction": val_fraction})
@@ -89,7 +90,8 @@ def tokenizer(
     say(*_striped([printable(token) for token in made.example]))
     say()
     place = shlex.quote(str(made.path))
-    sources = "".join(f" {shlex.quote(source)}" for source in files or ())
+    named = ["FILE"] if STANDARD_INPUT in (files or ()) else [*map(shlex.quote, files or ())]
+    sources = "".join(f" {source}" for source in named)
     say(("train with it:", "dim"))
     say("  ", (f"{command()} train{sources} --tokenizer {place}", "bold"))
 

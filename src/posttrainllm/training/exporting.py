@@ -60,7 +60,7 @@ from posttrainllm.training.comparison import (
 )
 from posttrainllm.training.importing import is_number
 from posttrainllm.training.models import Found, find_model
-from posttrainllm.training.places import check_folder, hidden, new_file, remove
+from posttrainllm.training.places import check_model_folder, hidden, new_file, remove
 from posttrainllm.training.starting import nearest_preset
 from posttrainllm.wording import Wording, worded
 
@@ -125,7 +125,7 @@ def export_model(
 
 
 def _hf(found: Found, place: Path) -> Exported:
-    check_folder(place)
+    check_model_folder(place)
     config, params = found.checkpoint.config, found.checkpoint.params
     with hidden(place, checkpoint_bytes(config) // 3 + 2**20) as folder:
         folder.mkdir()

@@ -49,8 +49,8 @@ def _name(found: Found) -> str:
     return path.stem if path.is_file() else path.name
 
 
-def check_folder(place: Path) -> None:
-    """Refuse a place that cannot become a model folder: it must be new, or empty.
+def check_model_folder(place: Path) -> None:
+    """Refuse a place that cannot become a model folder, also one that is called like a file of a model.
 
     Raises: CheckpointError.
     """
@@ -60,6 +60,14 @@ def check_folder(place: Path) -> None:
                 f"{place} has the name of a file, and a Hugging Face model is a folder",
                 worded("give a folder, or write the file: {it}", it=setting("form", form)),
             )
+    check_folder(place)
+
+
+def check_folder(place: Path) -> None:
+    """Refuse a place that cannot become a folder of ours: it must be new, or empty.
+
+    Raises: CheckpointError.
+    """
     why = ""
     if place.resolve() == Path.cwd():
         why = "is the folder you are in"
