@@ -1,6 +1,6 @@
 """Weights as int8: how they are rounded, what a scale belongs to, and how four of them lie in a word.
 
-What this is: the arithmetic that files (``formats/quantised.py``) and engines (``engines/int8_weights.py``) share.
+What this is: the arithmetic that files (``formats/quantised.py``) and engines (``engines/host_engine.py``) share.
 What this is not: a file, or a kernel; that is ``kernels/cpp/int8.cpp``.
 """
 

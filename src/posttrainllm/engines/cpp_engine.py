@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.engines.base import Array, ProgramEngine, Tensors
-from posttrainllm.engines.int8_weights import write_int8
+from posttrainllm.engines.base import Array
+from posttrainllm.engines.host_engine import HostEngine
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import available_builds, build_id, library_path
 from posttrainllm.machine import available_threads, instruction_sets
 from posttrainllm.ops import FUSED, OPS
-from posttrainllm.plan import BoundCall, Place
+from posttrainllm.plan import BoundCall, Place, Plan
 from posttrainllm.program import Program
 
 ABSENT = 2**64 - 1  # the offset of an optional operand that was left out
@@ -35,6 +35,14 @@ CALL = np.dtype(
 )
 NUMBER = {name: number for number, name in enumerate(OPS)}
 PAGE = 4096
+
+
+def lay_out(plan: Plan) -> tuple[dict[str, int], int]:
+    """Byte offset of every region when one follows the other, and where the last one ends."""
+    offsets, end = {}, 0
+    for region in plan.regions.values():
+        offsets[region.name], end = end, end + region.nbytes
+    return offsets, end
 
 
 def call_table(calls: list[BoundCall], base: Mapping[str, int]) -> NDArray[Any]:
@@ -106,7 +114,7 @@ def aligned_memory(nbytes: int) -> NDArray[np.uint8]:
     return raw[start : start + nbytes]
 
 
-class CppEngine(ProgramEngine):
+class CppEngine(HostEngine):
     """See ``base.Engine``. ``threads`` 0 means all that this process may use."""
 
     name = "cpp"
@@ -128,10 +136,7 @@ class CppEngine(ProgramEngine):
         self.build = choose_build(build)
         self.threads = threads or available_threads()
         self._library = load_library(self.build)
-        self._base: dict[str, int] = {}
-        end = 0
-        for region in self.plan.regions.values():
-            self._base[region.name], end = end, end + region.nbytes
+        self._base, end = lay_out(self.plan)
         workspace = 0
         for name in self.plan.programs:
             table = call_table(self.plan.bind(name), self._base)
@@ -157,23 +162,10 @@ class CppEngine(ProgramEngine):
         return int(self._memory.nbytes)
 
     def view(self, place: Place) -> Array:
-        """The place itself, not a copy."""
+        """See ``HostEngine.view``."""
         start = self._base[place.region] + 4 * place.offset
         dtype = np.float32 if self.plan.regions[place.region].dtype == "f32" else np.int32
         return self._memory[start : start + 4 * place.elements].view(dtype).reshape(place.shape)
-
-    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
-        """See ``Engine.load``; int8 copies of weights are made here."""
-        super().load(params, m, v)
-        write_int8(self, params)
-
-    def write(self, place: Place, values: Array) -> None:
-        """See ``ProgramEngine.write``."""
-        self.view(place)[...] = values
-
-    def read(self, place: Place) -> Array:
-        """See ``ProgramEngine.read``."""
-        return self.view(place).copy()
 
     def prepare(self, calls: list[BoundCall]) -> NDArray[Any]:
         """The call table."""

@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from posttrainllm.engines.base import Array, ProgramEngine, Tensors
-from posttrainllm.engines.int8_weights import write_int8
+from posttrainllm.engines.base import Array
+from posttrainllm.engines.host_engine import HostEngine
 from posttrainllm.engines.numpy_ops import NUMPY_OPS
 from posttrainllm.ops import OPS
 from posttrainllm.plan import BoundCall, Place
 from posttrainllm.program import Program
 
-TEMPORARIES = (
-    6  # arrays of the size of its largest operand that an op of ``numpy_ops.py`` holds at once
-)
+# Arrays of the size of its largest operand that an op of ``numpy_ops.py`` holds at once.
+TEMPORARIES = 6
 
 Prepared = list[tuple[Any, list[Array | None], dict[str, float]]]
 
 
-class NumpyEngine(ProgramEngine):
+class NumpyEngine(HostEngine):
     """See ``base.Engine``. ``dtype`` is the float type of all arithmetic: float32 trains, float64 proves."""
 
     name = "numpy"
@@ -71,22 +70,9 @@ class NumpyEngine(ProgramEngine):
         return sum(array.nbytes for array in self._memory.values()) + self.temporaries
 
     def view(self, place: Place) -> Array:
-        """The place itself, not a copy."""
+        """See ``HostEngine.view``."""
         flat = self._memory[place.region][place.offset : place.offset + place.elements]
         return flat.reshape(place.shape)
-
-    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
-        """See ``Engine.load``; int8 copies of weights are made here."""
-        super().load(params, m, v)
-        write_int8(self, params)
-
-    def write(self, place: Place, values: Array) -> None:
-        """See ``ProgramEngine.write``."""
-        self.view(place)[...] = values
-
-    def read(self, place: Place) -> Array:
-        """See ``ProgramEngine.read``."""
-        return self.view(place).copy()
 
     def prepare(self, calls: list[BoundCall]) -> Prepared:
         """Look up the function, the views and the attributes of each call."""

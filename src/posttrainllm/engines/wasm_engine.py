@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.engines.base import Array, ProgramEngine, Tensors, TooLarge
-from posttrainllm.engines.cpp_engine import CppEngine, call_table
-from posttrainllm.engines.int8_weights import write_int8
+from posttrainllm.engines.base import Array, TooLarge
+from posttrainllm.engines.cpp_engine import CppEngine, call_table, lay_out
+from posttrainllm.engines.host_engine import HostEngine
 from posttrainllm.errors import EngineError
 from posttrainllm.kernels.build import build_id, library_path
 from posttrainllm.kernels.build_wasm import PAGE, PAGES, WASM
@@ -46,9 +46,8 @@ def _compiled(build: str) -> tuple[Any, Any]:
     config = wasmtime.Config()
     config.wasm_memory64 = True
     engine = wasmtime.Engine(config)
-    atexit.register(
-        _compiled.cache_clear
-    )  # while wasmtime is still whole: at the very end its objects fail to close
+    # while wasmtime is still whole: at the very end its objects fail to close
+    atexit.register(_compiled.cache_clear)
     return engine, wasmtime.Module(engine, path.read_bytes())
 
 
@@ -122,7 +121,7 @@ class Instance:
             raise EngineError(f"the WebAssembly driver refused call {failed - 1} of {calls}")
 
 
-class WasmEngine(ProgramEngine):
+class WasmEngine(HostEngine):
     """See ``base.Engine``. ``build`` '' takes the smallest pointer size that the plan fits into."""
 
     name = "wasm"
@@ -140,10 +139,7 @@ class WasmEngine(ProgramEngine):
         Raises: TooLarge when neither build can be given that memory.
         """
         super().__init__(programs, dims)
-        self._offset: dict[str, int] = {}
-        end = 0
-        for region in self.plan.regions.values():
-            self._offset[region.name], end = end, end + region.nbytes
+        self._offset, end = lay_out(self.plan)
         self._scratch = -(-end // ALIGN) * ALIGN
         tables = [call_table(self.plan.bind(name), self._offset) for name in self.plan.programs]
         self._table_bytes = -(-max(table.nbytes for table in tables) // ALIGN) * ALIGN
@@ -186,24 +182,11 @@ class WasmEngine(ProgramEngine):
         return int(self._instance.memory.nbytes)
 
     def view(self, place: Place) -> Array:
-        """The place itself, not a copy."""
+        """See ``HostEngine.view``."""
         start = self._base + self._offset[place.region] + 4 * place.offset
         dtype = np.float32 if self.plan.regions[place.region].dtype == "f32" else np.int32
         raw = self._instance.memory[start : start + 4 * place.elements]
         return raw.view(dtype).reshape(place.shape)
-
-    def load(self, params: Tensors, m: Tensors | None = None, v: Tensors | None = None) -> None:
-        """See ``Engine.load``; int8 copies of weights are made here."""
-        super().load(params, m, v)
-        write_int8(self, params)
-
-    def write(self, place: Place, values: Array) -> None:
-        """See ``ProgramEngine.write``."""
-        self.view(place)[...] = values
-
-    def read(self, place: Place) -> Array:
-        """See ``ProgramEngine.read``."""
-        return self.view(place).copy()
 
     def prepare(self, calls: list[BoundCall]) -> NDArray[Any]:
         """The call table, checked against the planned workspace."""
