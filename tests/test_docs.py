@@ -1,4 +1,4 @@
-"""What README, the tour and the pages of notebooks and formats tell people to type works: their blocks are run as they stand."""
+"""What README and the pages tell people to type works: their blocks are run as they stand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ["README.md", "docs/tour.md", "docs/notebook.md", "docs/formats.md"]
+PAGES = [
+    "README.md",
+    *(f"docs/{p}.md" for p in ("tour", "step", "notebook", "fine-tuning", "formats")),
+]
+TEXT = "".join(
+    f"The {n}th line of a text of one's own, which is about nothing.\n" for n in range(500)
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks, f"{page} shows nothing to type"
+    (tmp_path / "my.txt").write_text(TEXT)
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
