@@ -121,7 +121,7 @@ PRESETS: dict[str, Preset] = {
         warmup_steps=100,
     ),
     "massive": Preset(
-        summary="a GPU; memorises a small text, so bring a large one",
+        summary="a GPU; about one pass over a small text, so bring a large one",
         batch_size=4,
         n_ctx=256,
         n_layer=14,

@@ -4,7 +4,7 @@ What this is: limits on step-0 gradients and on losses, for ``parity.py`` and fo
 What this is not: limits on single ops; those are in ``tests/tolerances.py``, in units of rounding.
 
 Why parity trains at a rate of its own: a loss curve amplifies rounding, the more the higher the rate. Against float64, 200 steps
-of tiny drift by 7e-8 (cpp) and 2e-7 (torch) at a constant 3e-4, by 2e-7 and 1e-6 at 1e-3, and by 1e-4 at the 3e-3 of the preset, where
+of tiny drift by 7e-8 (cpp) and 2e-7 (torch) at a constant 3e-4, by 2e-7 and 1e-6 at 1e-3, and by 1e-4 at 3e-3, where
 numpy's own float32 is off by 9e-5. A limit that lets the last pass would hide a wrong constant.
 """
 
