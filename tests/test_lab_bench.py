@@ -24,8 +24,8 @@ from posttrainllm.lab.benchmark_record import (
     slug,
     write_record,
 )
-from posttrainllm.lab.cost import step_flops
 from posttrainllm.lab.decode_bench import decode_bench
+from posttrainllm.lab.peak import sheet_flops
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_rows_hold_the_figures_and_the_first_engine_is_the_baseline(cells):
     config = found.cells[1].config
     tokens = config.data.batch_size * config.model.n_ctx
     assert cpp.tokens_per_second == pytest.approx(tokens / cpp.median_ms * 1e3)
-    assert cpp.gflops == pytest.approx(step_flops(config) / cpp.median_ms / 1e6)
+    assert cpp.gflops == pytest.approx(config.flops_per_step / cpp.median_ms / 1e6)
     assert cpp.planned_bytes > 0
     assert numpy.ratio == 1
     assert cpp.ratio == pytest.approx(numpy.median_ms / cpp.median_ms)
@@ -231,3 +231,20 @@ def test_writing_is_timed_beside_writing_without_the_cache(tmp_path):
     assert write_record(found.record, tmp_path).exists()
     with pytest.raises(ConfigError, match="at least 10 repeats"):
         decode_bench("try", "tiny", ["cpp"], [1], repeats=3)
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+    ],
+)
+def test_a_peak_is_that_of_the_very_card_or_unknown(card, peak):
+    assert sheet_flops(card, "bf16") == peak

@@ -13,7 +13,6 @@ import pytest
 from posttrainllm.config import PRESETS, SETTINGS, load_config, settings_of
 from posttrainllm.errors import ConfigError, CorpusError
 from posttrainllm.export_site import FRONT, HIDDEN, KEPT_DIVISOR, RECORDS, site
-from posttrainllm.lab.cost import step_flops
 from posttrainllm.text.corpus import open_corpus
 from web import WEB, assets, run_node
 
@@ -135,7 +134,7 @@ def test_what_a_preset_reached_stands_in_a_record(preset: str) -> None:
     ]
     assert losses
     assert min(abs(loss - RECORDS[preset].loss) for loss in losses) <= SPREAD
-    assert site()["records"][preset]["step_flops"] == step_flops(load_config(preset))
+    assert site()["records"][preset]["step_flops"] == load_config(preset).flops_per_step
 
 
 def test_step_times_stand_in_a_record() -> None:

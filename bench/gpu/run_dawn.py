@@ -34,7 +34,7 @@ from posttrainllm.config import TrainConfig, load_config, replace, settings_of
 from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.export_web import write
 from posttrainllm.lab.benchmark_record import make_record, write_record
-from posttrainllm.lab.cost import step_bytes, step_flops
+from posttrainllm.lab.cost import step_bytes
 from posttrainllm.lab.limits import PARITY_RATE
 from posttrainllm.model import training_programs
 
@@ -189,7 +189,7 @@ def steps(node: Node) -> dict[str, Any]:
 
 def timed(config: TrainConfig, row: dict[str, Any], count: int) -> dict[str, Any]:
     """A row of a record from what node says."""
-    median, flops = statistics.median(row["times"]), step_flops(config)
+    median, flops = statistics.median(row["times"]), config.flops_per_step
     return {
         "first_step_s": round((row["open_ms"] + row["first_step_ms"]) / 1000, 3), "median_ms": median,
         "min_ms": min(row["times"]), "max_ms": max(row["times"]), "host_ms": statistics.median(row["host_times"]),

@@ -40,7 +40,7 @@ from posttrainllm.engines.base import StepScalars
 from posttrainllm.engines.webgpu.device import GpuDevice, adapters, choose_adapter
 from posttrainllm.errors import EngineError
 from posttrainllm.lab.benchmark_record import make_record, write_record
-from posttrainllm.lab.cost import step_bytes, step_flops
+from posttrainllm.lab.cost import step_bytes
 from posttrainllm.training.engine_choice import initial_parameters
 from posttrainllm.training.selfcheck import self_check
 
@@ -210,7 +210,7 @@ def _rounds(
     config: TrainConfig, running: dict[str, Any], source: list[Any], found: dict[str, Any]
 ) -> None:
     """Time a few steps of each in turns."""
-    flops = step_flops(config)
+    flops = config.flops_per_step
     count = 20 if flops < 2e11 else 8 if flops < 1e12 else 3
     times: dict[str, list[float]] = {name: [] for name in running}
     host: dict[str, list[float]] = {name: [] for name in running}

@@ -32,7 +32,7 @@ from torch_probes import FORMS, first_steps, profile
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.lab.benchmark_record import make_record, write_record
-from posttrainllm.lab.cost import step_bytes, step_flops
+from posttrainllm.lab.cost import step_bytes
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
 
 BEGAN = time.monotonic()
@@ -251,7 +251,7 @@ def step_times(config: TrainConfig) -> dict[str, Any]:
     step(0)
     engine.results(wait=True)
     first = time.perf_counter() - began
-    flops = step_flops(config)
+    flops = config.flops_per_step
     count = 50 if flops < 1e12 else 10
     times, host = [], []
     for turn in range(ROUNDS + 2):

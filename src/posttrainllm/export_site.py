@@ -129,7 +129,7 @@ def site() -> dict[str, Any]:
         "front": list(FRONT),
         "hidden": list(HIDDEN),
         "records": {
-            name: asdict(record) | {"step_flops": _step_flops(name)}
+            name: asdict(record) | {"step_flops": load_config(name).flops_per_step}
             for name, record in RECORDS.items()
         },
         "rules": list(RULES),
@@ -165,14 +165,6 @@ def _models() -> list[dict[str, Any]]:
         }
         for card in found
     ]
-
-
-def _step_flops(preset: str) -> float:
-    """Floating-point operations a step, 6N + 12LCT a token: what times of presets without a record are told from."""
-    config = load_config(preset)
-    model = config.model
-    attention = 12 * model.n_layer * model.n_embd * model.n_ctx
-    return float(config.tokens_per_step * (6 * model.parameters() + attention))
 
 
 def _text_rules() -> dict[str, Any]:

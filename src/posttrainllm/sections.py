@@ -252,6 +252,11 @@ class TrainConfig(Section):
         """Tokens that one optimizer step sees, over all its micro-batches."""
         return self.data.batch_size * self.data.accumulation * self.model.n_ctx
 
+    @property
+    def flops_per_step(self) -> float:
+        """Floating-point operations of an optimizer step, forward and backward."""
+        return float(self.tokens_per_step * self.model.flops_per_token)
+
     @field_validator("preset")
     @classmethod
     def _is_known(cls, name: str) -> str:

@@ -79,6 +79,14 @@ class GPTConfig(Section):
         head = 0 if self.tied else self.n_vocab * width
         return embeddings + self.n_layer * (2 * layernorm + attention + mlp) + layernorm + head
 
+    @property
+    def flops_per_token(self) -> int:
+        """Floating-point operations of training on one token of a full context: 6N + 12LCT.
+
+        Source: Chowdhery and others, PaLM, 2022, appendix B.
+        """
+        return 6 * self.parameters() + 12 * self.n_layer * self.n_embd * self.n_ctx
+
     @model_validator(mode="after")
     def _shapes_fit(self) -> Self:
         width, heads = self.n_embd, self.n_head

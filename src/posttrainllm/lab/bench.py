@@ -24,7 +24,7 @@ from posttrainllm.errors import ConfigError, EngineError, NonFiniteError, Posttr
 from posttrainllm.figures import Progress
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
-from posttrainllm.lab.cost import planned_bytes, step_bytes, step_flops
+from posttrainllm.lab.cost import planned_bytes, step_bytes
 from posttrainllm.lab.peak import measured_flops, sheet_flops
 from posttrainllm.machine import available_memory, available_threads
 from posttrainllm.text.corpus import Corpus
@@ -290,7 +290,7 @@ def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _row(running: _Running) -> Row:
     cell, times = running.cell, running.times
     median = statistics.median(times)
-    flops = step_flops(cell.config)
+    flops = cell.config.flops_per_step
     info = running.engine.info
     precision = str(info.get("precision", "float32"))
     sheet = measured = None

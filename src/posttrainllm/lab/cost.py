@@ -1,4 +1,4 @@
-"""What a training step costs by formula: floating-point operations, bytes moved, bytes held.
+"""What a training step costs by formula: bytes moved and held, beside the operations that ``config.TrainConfig.flops_per_step`` counts.
 
 What this is: counts that follow from a configuration alone, so that records of different engines can be put on one scale.
 What this is not: what an engine really does; recomputation inside attention, for one, is not counted. The formulas are part of every
@@ -29,13 +29,6 @@ FORMULAS: Final = {
         "at the same threads where it has them"
     ),
 }
-
-
-def step_flops(config: TrainConfig) -> float:
-    """Floating-point operations of a training step: 6N + 12LCT a token (Chowdhery and others, PaLM, 2022, appendix B)."""
-    model = config.model
-    attention = 12 * model.n_layer * model.n_embd * model.n_ctx
-    return float(config.tokens_per_step * (6 * model.parameters() + attention))
 
 
 def step_bytes(config: TrainConfig) -> float:

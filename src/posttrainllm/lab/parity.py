@@ -23,7 +23,7 @@ from posttrainllm.config import TrainConfig, replace
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
 from posttrainllm.figures import Progress
-from posttrainllm.lab.cost import fits_float64, step_flops
+from posttrainllm.lab.cost import fits_float64
 from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
 from posttrainllm.lab.update_check import Update, one_update, update_errors
 from posttrainllm.text.corpus import Corpus
@@ -271,7 +271,7 @@ def _named(config: TrainConfig, engine: str) -> str:
 
 def _reference(config: TrainConfig, steps: int) -> tuple[bool, str]:
     """Whether the numpy engine in float64 is affordable, and the reason in words."""
-    need = step_flops(config) * steps
+    need = config.flops_per_step * steps
     if need > MOST_REFERENCE_FLOPS:
         return False, (
             f"{need / 1e12:.1f} TFLOP are too many for {REFERENCE}, over {MOST_REFERENCE_FLOPS / 1e12:.0f}"

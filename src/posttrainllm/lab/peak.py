@@ -1,13 +1,15 @@
 """How fast a device can multiply matrices: by its data sheet, and as measured here.
 
 What this is: the two numbers that a model FLOP utilisation (MFU) is a share of. MFU is 6N + 12LCT operations a token
-(``cost.step_flops``) times tokens per second, over a peak; it is n/a where the peak is not known, and never guessed.
+(``TrainConfig.flops_per_step``) times tokens per second, over a peak; it is n/a where the peak is not known, and never guessed.
 What this is not: a benchmark of matrix products; one large square product is timed.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,9 +22,12 @@ PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
     "RTX 4090": {"bf16": 165e12, "tf32": 82.6e12, "float32": 82.6e12},
     "RTX 3090": {"bf16": 71e12, "tf32": 35.6e12, "float32": 35.6e12},
 }
-"""Operations a second of dense products with float32 sums, from NVIDIA's data sheets, by a part of the device's name.
+"""Operations a second of dense products with float32 sums, from NVIDIA's data sheets, by words of the device's name.
 
 The first match counts."""
+
+OTHER_CARDS: Final = r"(?! (?:Ti|SUPER|D|NVL|Laptop|Mobile|Max-Q)\b)"
+"""Words behind a name that make it another, slower card."""
 
 SIZE: Final = {"cuda": 8192, "mps": 2048, "cpu": 1024}
 
@@ -30,7 +35,7 @@ SIZE: Final = {"cuda": 8192, "mps": 2048, "cpu": 1024}
 def sheet_flops(device_name: str, precision: str) -> float | None:
     """The data sheet's peak of a device in operations a second; None for a device that is not in the table."""
     for part, peaks in PEAKS.items():
-        if part.lower() in device_name.lower():
+        if re.search(rf"\b{part}\b{OTHER_CARDS}", device_name, re.IGNORECASE):
             return peaks.get(precision)
     return None
 
@@ -40,8 +45,6 @@ def measured_flops(device: str, precision: str) -> float:
 
     Raises: ModuleNotFoundError without torch.
     """
-    import time
-
     import torch
 
     n = SIZE.get(device, 1024)

@@ -277,10 +277,5 @@ def step_seconds(config: TrainConfig, precision: Precision) -> tuple[float, floa
 
     By formula and not by the clock, so that two runs of one configuration choose alike.
     """
-    model = config.model
-    rows = config.data.batch_size * config.model.n_ctx
-    attention = 12 * model.n_layer * model.n_embd * model.n_ctx
-    flops = rows * (6 * model.parameters() + attention)
-    calls = CALLS_A_LAYER * model.n_layer + CALLS_AROUND
-    times = config.data.accumulation
-    return times * flops / RATE[precision], times * calls * KERNEL_SECONDS
+    calls = config.data.accumulation * (CALLS_A_LAYER * config.model.n_layer + CALLS_AROUND)
+    return config.flops_per_step / RATE[precision], calls * KERNEL_SECONDS
