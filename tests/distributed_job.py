@@ -21,7 +21,7 @@ from posttrainllm.pytorch.distributed_group import Group, join
 from posttrainllm.pytorch.ranks import ranks_here
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import initial_parameters
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 STEPS = 50
 SENTENCE = "the cat sat on a mat and the dog ran"

@@ -17,7 +17,7 @@ from posttrainllm.kernels.build import available_builds
 from posttrainllm.machine import instruction_sets
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())
 SHORT = 20  # steps of a curve that takes long

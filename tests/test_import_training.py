@@ -22,7 +22,7 @@ from posttrainllm.training.importing import import_model
 from posttrainllm.training.models import find_model, open_model
 from posttrainllm.training.session import new_trainer, resumed_trainer
 from posttrainllm.training.starting import load_settings, nearest_preset
-from posttrainllm.training.trainer import training_batches
+from posttrainllm.training.step import training_batches
 
 require("tokenizers")
 

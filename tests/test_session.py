@@ -24,8 +24,8 @@ from posttrainllm.training.engine_choice import (
 from posttrainllm.training.observer import Silent
 from posttrainllm.training.samples import Samples
 from posttrainllm.training.session import new_trainer, resumed_trainer
+from posttrainllm.training.step import train_step
 from posttrainllm.training.stopping import StopSignals
-from posttrainllm.training.trainer import train_step
 
 SMALL = {
     "model.n_layer": 1,
@@ -124,7 +124,7 @@ def test_a_build_that_is_gone_is_no_obstacle_to_resuming() -> None:
 def test_a_sample_that_fails_does_not_cost_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Samples, seed: int) -> str:
+    def fail(self: Samples, *arguments: object) -> str:
         raise PosttrainError("no words today")
 
     listener = Listener()

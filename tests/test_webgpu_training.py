@@ -17,7 +17,7 @@ from posttrainllm.engines.base import Batch, StepScalars
 from posttrainllm.lab.limits import loss_limit
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 require("wgpu")
 

@@ -15,7 +15,7 @@ from posttrainllm.config import TrainConfig, replace, settings_of
 from posttrainllm.control import sample
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())
 PROMPT = 5  # tokens that the writing starts from

@@ -16,7 +16,7 @@ from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.control import batch_offsets
 from posttrainllm.text.corpus import open_corpus
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 CURVES = {"tiny": 200, "small": 200}  # preset: steps
 # At the presets' own rate of 3e-3 training amplifies rounding: float32 drifts 6e-5 from float64 in 200 steps of tiny, and float64 itself

@@ -137,7 +137,7 @@ def train(
 ) -> None:
     """Train a model on a text, or go on with a run.
 
-    Ctrl-C finishes the step, saves, and says how to go on; a second one stops at once.
+    Ctrl-C finishes the step, saves, and says how to go on; a second one does not wait for the step, and a third one for nothing.
     """
     from posttrainllm.cli import together
     from posttrainllm.cli.display import watcher
@@ -183,7 +183,7 @@ def train(
             display.close()
             _tell_where_it_is(trainer)
             raise
-    if not outcome.finished:
+    if outcome.stopped:
         raise typer.Exit(STOPPED)
 
 

@@ -30,7 +30,7 @@ from posttrainllm.machine import available_memory, available_threads
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
 from posttrainllm.training.session import corpus_of
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 COMPILED = "torch-compile"
 LONG = 1_000_000  # steps: torch is measured with all that pays in a long run

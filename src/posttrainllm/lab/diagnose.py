@@ -26,7 +26,7 @@ from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.training.session import corpus_of, first_weights
-from posttrainllm.training.trainer import train_step
+from posttrainllm.training.step import train_step
 
 FACTORS = (0.3, 1.0, 3.0)
 PROBE_STEPS = 100

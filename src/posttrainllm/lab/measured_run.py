@@ -96,7 +96,7 @@ def train_once(
         except NonFiniteError as error:
             diverged = error.message
         seconds = time.monotonic() - began
-    if outcome is not None and not outcome.finished:
+    if outcome is not None and outcome.stopped:
         raise KeyboardInterrupt  # a signal ended it in good order; there is nothing here to go on with
     judged = outcome.verdict if outcome else None
     row = MeasuredRun(

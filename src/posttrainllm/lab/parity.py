@@ -28,7 +28,7 @@ from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, upd
 from posttrainllm.lab.update_check import Update, one_update, update_errors
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
-from posttrainllm.training.trainer import train_step, training_batches
+from posttrainllm.training.step import train_step, training_batches
 
 REFERENCE = "numpy float64"
 MOST_REFERENCE_FLOPS = (

@@ -21,7 +21,7 @@ from posttrainllm.config import TrainConfig
 from posttrainllm.control import bias_corrections
 from posttrainllm.engines.base import Engine, State, StepScalars
 from posttrainllm.text.corpus import Corpus
-from posttrainllm.training.trainer import training_batches
+from posttrainllm.training.step import training_batches
 
 RATE: Final = 0.1
 """Large, so that the rounding of a parameter is small beside its update."""

@@ -19,7 +19,7 @@ from posttrainllm.errors import CheckpointError
 from posttrainllm.formats.untrusted import parse_object
 from posttrainllm.runs.trainer_state import finite
 from posttrainllm.settings import show
-from posttrainllm.storage import read_error, write_error
+from posttrainllm.storage import read_error, replace_file, write_error
 
 Record = dict[str, Any]
 
@@ -47,6 +47,11 @@ def newest(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
+def _line(record: Mapping[str, Any]) -> bytes:
+    line = json.dumps(finite(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
+    return line.encode("utf-8", "backslashreplace")
+
+
 class Records:
     """One file of JSON lines, such as a run's ``metrics.jsonl``."""
 
@@ -67,8 +72,7 @@ class Records:
         Raises: CheckpointError when it cannot be written. The file then ends as before, and the
         call can be repeated.
         """
-        line = json.dumps(finite(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        content = line.encode("utf-8", "backslashreplace")
+        content = _line(record)
         try:
             descriptor = self._open()
             written = os.write(descriptor, content)
@@ -78,6 +82,18 @@ class Records:
         except OSError as error:
             self._undo()
             raise write_error(f"append to {self.path.name}", self.path.parent, error) from None
+
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Put another line in the place of the last one, in one step; not while the file is open for appending.
+
+        Raises: CheckpointError, with the file as it was.
+        """
+        ends = [0, *(end for end, _ in self._lines())]
+        try:
+            content = self.path.read_bytes()[: ends[-2]] + _line(record)
+            replace_file(self.path, content)
+        except OSError as error:
+            raise write_error(f"rewrite {self.path.name}", self.path.parent, error) from None
 
     def sync(self) -> None:
         """Flush to the disk. Called before a checkpoint: what it counts on must be there.

@@ -112,7 +112,7 @@ class Journal:
 
         Raises: TrainingError when the user gives up.
         """
-        asked_before = stop.requested  # then another Ctrl-C interrupts by itself
+        asked = stop.requested, stop.again
         told = False
         while True:
             try:
@@ -130,7 +130,7 @@ class Journal:
                     )
                 told = True
             stop.wait(RETRY_S)
-            if stop.requested and not asked_before:
+            if (stop.requested, stop.again) != asked:
                 newest = (
                     f"the newest checkpoint is {self.saved}"
                     if self.saved

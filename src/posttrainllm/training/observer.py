@@ -72,6 +72,8 @@ class Outcome:
     val_loss: float | None
     verdict: Verdict | None
     checkpoint: Path | None
+    stopped: bool = False
+    """Whether the user asked for the end before it came by itself: a run can be finished and have no verdict for that."""
 
 
 class Observer(Protocol):

@@ -42,8 +42,8 @@ class Samples:
         """A seed of its own for every sample of every run: neighbouring seeds of runs share none."""
         return stream_id(f"{purpose} {self.config.training.seed} {number}")
 
-    def write(self, seed: int) -> str:
-        """One sample, without its prompt."""
+    def write(self, seed: int, check: Callable[[], None] = lambda: None) -> str:
+        """One sample, without its prompt. ``check`` is called before each token, and may raise."""
         written = write_tokens(
             self.engine,
             self.config.model.n_ctx,
@@ -52,14 +52,14 @@ class Samples:
             seed=seed,
             max_tokens=self.config.training.sample_tokens,
         )
-        return self.tokenizer.decode([token.token for token in written])
+        tokens: list[int] = []
+        for token in written:
+            check()
+            tokens.append(token.token)
+        return self.tokenizer.decode(tokens)
 
-    def for_verdict(self, given_up: Callable[[], bool] = lambda: False) -> list[str]:
-        """The texts that a verdict reads; fewer when ``given_up`` says so between two of them."""
+    def for_verdict(self, check: Callable[[], None] = lambda: None) -> list[str]:
+        """The texts that a verdict reads; ``check`` as in ``write``."""
         loop = self.config.training
-        texts: list[str] = []
-        for number in range(loop.verdict_samples if loop.sample_tokens else 0):
-            if given_up():
-                break
-            texts.append(self.write(self.seed("verdict", number)))
-        return texts
+        count = loop.verdict_samples if loop.sample_tokens else 0
+        return [self.write(self.seed("verdict", number), check) for number in range(count)]

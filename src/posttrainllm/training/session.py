@@ -24,6 +24,7 @@ from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.files import STANDARD_INPUT
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
+from posttrainllm.training.cut_short import cut_short_at
 from posttrainllm.training.models import Model, newest_run, open_model
 from posttrainllm.training.observer import Observer, Silent
 from posttrainllm.training.starting import starting_model
@@ -149,7 +150,8 @@ def resumed_trainer(
         observer=watcher,
         free=_undecided(checkpoint.state),
     )
-    if checkpoint.state.step >= config.training.steps:
+    at = checkpoint.state.step
+    if at >= config.training.steps and cut_short_at(run, config, at) is None:
         raise ConfigError(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
             f"give it more: posttrainllm train --resume {path.name} --steps {2 * checkpoint.state.step}",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posttrainllm.config import TrainConfig
-from posttrainllm.control import batch_offsets, bias_corrections, learning_rate
-from posttrainllm.engines.base import F32, Batch, Engine, StepResult, StepScalars
-from posttrainllm.errors import CheckpointError, NonFiniteError, PosttrainError
+from posttrainllm.engines.base import F32, StepResult
+from posttrainllm.errors import CheckpointError, EngineError, NonFiniteError, PosttrainError
 from posttrainllm.runs.checkpoint import Checkpoint
 from posttrainllm.runs.checkpoint_folder import check_space, list_checkpoints, step_of
 from posttrainllm.runs.folder import Run, resuming
@@ -32,44 +31,19 @@ from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.counting import CountingLine
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import Tokenizer
+from posttrainllm.training.cut_short import cut_short_at, evaluates, make_up
 from posttrainllm.training.engine_choice import differences, initial_parameters, training_engine
 from posttrainllm.training.evaluate import evaluate
 from posttrainllm.training.journal import Journal
 from posttrainllm.training.observer import Observer, Outcome, Record, Silent, Start
 from posttrainllm.training.samples import Samples
+from posttrainllm.training.step import step_gradients, step_update, training_batches
 from posttrainllm.training.stopping import StopSignals
 from posttrainllm.training.writing import Verdict, verdict
 from posttrainllm.wording import worded
 
 if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
-
-
-def training_batches(corpus: Corpus, config: TrainConfig, step: int) -> Iterator[Batch]:
-    """The micro-batches of a step; together they hold the same rows however the step is cut."""
-    size, n_ctx = config.data.batch_size, config.model.n_ctx
-    seed, high = config.training.seed, corpus.positions(n_ctx)
-    for first in range(0, size * config.data.accumulation, size):
-        yield Batch(*corpus.windows(batch_offsets(seed, step, size, 0, high, first), n_ctx))
-
-
-def train_step(engine: Engine, corpus: Corpus, config: TrainConfig, step: int) -> float:
-    """One optimizer step; its result comes from ``engine.results()``. Returns the learning rate."""
-    tokens = config.tokens_per_step
-    for index, batch in enumerate(training_batches(corpus, config, step)):
-        engine.gradients(batch, inv_count=1.0 / tokens, first=index == 0)
-    schedule, optimizer = config.schedule, config.optimizer
-    lr = learning_rate(
-        step,
-        config.training.steps,
-        schedule.kind,
-        schedule.learning_rate,
-        schedule.warmup_steps,
-        schedule.final_ratio,
-        schedule.decay_fraction,
-    )
-    engine.update(StepScalars(lr, *bias_corrections(step, optimizer.beta1, optimizer.beta2)))
-    return lr
 
 
 @dataclass
@@ -94,9 +68,12 @@ class Trainer:
         self.best: float | None = None
         self._elapsed_before = 0.0
         self._val_loss: float | None = None
+        self._cut_short = False  # an evaluation, by an interrupt
+        self._stop = StopSignals(self.observer.stopping, breakable=self.group is None)
         if self.resumed is not None and self.resumed.state is not None:
             self.step = self.resumed.state.step
             self.best = self.resumed.state.best_val_loss
+            self._val_loss = self.resumed.state.val_loss
             self._elapsed_before = self.resumed.state.elapsed_s
 
     def train(self) -> Outcome:
@@ -140,7 +117,7 @@ class Trainer:
         self._samples = Samples(self.engine, config, self.corpus, self.tokenizer)
         try:
             self._load()
-            with self.run.lock(), StopSignals(self.observer.stopping) as stop:
+            with self.run.lock():
                 self._still_newest()
                 self.run.start_from(self.step)
                 self.run.write_config(config)
@@ -148,7 +125,9 @@ class Trainer:
                 if self.resumed is not None:
                     self.journal.saved = self.resumed.path
                 try:
-                    return self._train(stop)
+                    self.observer.started(self._start())
+                    with self._stop:
+                        return self._train()
                 finally:
                     self.journal.close()
         finally:
@@ -178,36 +157,48 @@ class Trainer:
                 ),
             )
 
-    def _train(self, stop: StopSignals) -> Outcome:
-        self.observer.started(self._start())
-        loop = self.config.training
+    def _train(self) -> Outcome:
+        loop, stop = self.config.training, self._stop
         self._began = time.monotonic()
         self._aside = self._aside_taken = 0.0
         self._taken_at = self._began
         pending: deque[tuple[int, float]] = deque()
+        if self.step:
+            self._make_up()
         while self.step < loop.steps and not stop.requested:
+            with stop.giving_up():
+                step_gradients(self.engine, self.corpus, self.config, self.step + 1)
+            if stop.again:
+                break
+            lr = step_update(self.engine, self.config, self.step + 1)
             self.step += 1
-            pending.append(
-                (self.step, train_step(self.engine, self.corpus, self.config, self.step))
-            )
+            pending.append((self.step, lr))
             last = self.step == loop.steps
             stands = last or any(
                 map(self._due, (loop.eval_every, loop.sample_every, loop.checkpoint_every))
             )
             self._take(self.engine.results(wait=stands), pending)
-            if self._due(loop.sample_every) or last:
+            if self._due(loop.sample_every) and not last:
                 self._set_aside(self._sample)
             if (self._due(loop.checkpoint_every) or self._is_best()) and not last:
                 self._set_aside(self._save)
         self._take(self.engine.results(wait=True), pending)
         if not self.step:
             raise KeyboardInterrupt  # stopped before anything was computed: there is nothing to save
-        finished = self.step >= loop.steps
+        finished = self.step >= loop.steps and not self._cut_short
         folder = self.journal.last_checkpoint(self.engine, self._state, stop)
         self.observer.saved(self.step, folder)
-        judged = self._verdict(stop) if finished else None
+        if finished:
+            self._sample()
         outcome = Outcome(
-            self.run.path, finished, self.step, self.losses, self._val_loss, judged, folder
+            self.run.path,
+            finished,
+            self.step,
+            self.losses,
+            self._val_loss,
+            self._verdict() if finished else None,
+            folder,
+            stopped=stop.requested,
         )
         self.observer.ended(outcome)
         return outcome
@@ -307,7 +298,7 @@ class Trainer:
         """Write a line of metrics where one is due; evaluations are due at the newest step alone, when nothing is pending."""
         loop, last = self.config.training, step == self.config.training.steps
         self._val_loss = None
-        if last or (loop.eval_every > 0 and step % loop.eval_every == 0):
+        if evaluates(self.config, step):
             if len(self.corpus.val):
                 self._set_aside(lambda: self._evaluate(last))
         elif step % loop.log_every:
@@ -322,28 +313,52 @@ class Trainer:
         return self._elapsed_before + time.monotonic() - self._began
 
     def _evaluate(self, last: bool) -> None:
+        """Find the validation loss; none when it is given up, or fails: it must not cost the run."""
         loop, n_ctx = self.config.training, self.config.model.n_ctx
         windows = loop.final_windows if last else loop.eval_windows
-        found = evaluate(
-            self.engine,
-            self.corpus,
-            n_ctx=n_ctx,
-            batch=self.config.data.batch_size,
-            windows=windows,
-        )
-        self._val_loss = found.loss
-        self.best = found.loss if self.best is None else min(self.best, found.loss)
+        try:
+            with self._stop.giving_up():
+                found = evaluate(
+                    self.engine,
+                    self.corpus,
+                    n_ctx=n_ctx,
+                    batch=self.config.data.batch_size,
+                    windows=windows,
+                    check=self._stop.check,
+                )
+                self._val_loss = found.loss
+                self.best = found.loss if self.best is None else min(self.best, found.loss)
+        except (EngineError, MemoryError) as error:
+            why = error.message if isinstance(error, EngineError) else "not enough memory"
+            self.observer.noticed(f"no validation loss at step {self.step}: {why}")
+        self._cut_short = self._val_loss is None and self._stop.requested
+
+    def _make_up(self) -> None:
+        """Evaluate where an interrupt cut that off, before training goes on from there."""
+        record = cut_short_at(self.run, self.config, self.step)
+        if record is None or not len(self.corpus.val):
+            return
+        last = self.step == self.config.training.steps
+        self._set_aside(lambda: self._evaluate(last))
+        if self._val_loss is not None:
+            self.observer.stepped(make_up(self.run, record, self._val_loss))
+            if not last:
+                self._set_aside(self._save)
 
     def _sample(self) -> None:
         if not self.config.training.sample_tokens:
             return
+        text = None
         try:
             prompt = self.tokenizer.decode(self._samples.prompt)
-            text = self._samples.write(self._samples.seed("sample", self.step))
+            with self._stop.giving_up():
+                seed = self._samples.seed("sample", self.step)
+                text = self._samples.write(seed, self._stop.check)
         except PosttrainError as error:  # a sample is decoration: it must not cost the run
             return self.observer.noticed(f"no sample at step {self.step}: {error.message}")
-        self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
-        self.observer.sampled(self.step, prompt, text)
+        if text is not None:
+            self.journal.append("samples", {"step": self.step, "prompt": prompt, "text": text})
+            self.observer.sampled(self.step, prompt, text)
 
     # ---- saving and judging -------------------------------------------------------------------
 
@@ -368,16 +383,17 @@ class Trainer:
         if folder is not None:
             self.observer.saved(self.step, folder)
 
-    def _verdict(self, stop: StopSignals) -> Verdict | None:
+    def _verdict(self) -> Verdict | None:
         """What the run came to; nothing when the user does not wait for it."""
-        texts = self._samples.for_verdict(lambda: stop.requested)
-        if not texts or stop.requested:
-            return None
-        return verdict(
-            texts=texts,
-            corpus=self.corpus,
-            val_loss=self._val_loss,
-            counting=self.counting,
-            config=self.config,
-            best_val_loss=self.best,
-        )
+        with self._stop.giving_up():
+            texts = self._samples.for_verdict(self._stop.check)
+            if texts:
+                return verdict(
+                    texts=texts,
+                    corpus=self.corpus,
+                    val_loss=self._val_loss,
+                    counting=self.counting,
+                    config=self.config,
+                    best_val_loss=self.best,
+                )
+        return None
