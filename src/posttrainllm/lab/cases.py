@@ -85,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What a case measured: one of the three, its records and its checks."""
+    """What a case measured, by its kind (a ladder gives a ``bench`` too), its records and its checks."""
 
     case: Case
     records: list[Record]
@@ -155,35 +155,52 @@ def run_case(
     Raises: ConfigError, CorpusError, EngineError.
     """
     if case.kind == "step":
-        check_repeats(case.repeats)
-        cells = make_cells(case.presets, case.engines, case.threads, case.set)
-        timed = bench(cells, repeats=case.repeats, progress=progress)
-        records = [{**record, "case": case.name} for record in timed.records()]
-        return CaseResult(case, records, [], bench=timed)
+        return _step(case, progress)
     if case.kind == "ladder":
-        engine = case.engines[0]
-        timed, record = ladder(
-            case.name, case.presets, engine, case.rungs, case.set, case.repeats, progress
-        )
-        return CaseResult(case, [record], [], bench=timed)
+        return _ladder(case, progress)
     if case.kind == "decode":
-        written = decode_bench(
-            case.name,
-            case.presets[0],
-            case.engines,
-            case.threads,
-            repeats=case.repeats,
-            progress=progress,
-        )
-        checks = _checks(case, written.figures)
-        results = {"about": case.about, "expect": case.expect, **written.figures}
-        passed = {"passed": all(check.passed for check in checks)}
-        record = {**written.record, "results": {**results, **passed}}
-        return CaseResult(case, [record], checks, decode=written)
+        return _decode(case, progress)
     config = case.config(steps)
     if case.kind == "sweep":
         swept = sweep(config, parse_axes(case.values), case.seeds, progress)
         return CaseResult(case, [swept.record(case.name)], [], sweep=swept)
+    return _training(case, config, progress)
+
+
+def _step(case: Case, progress: Progress) -> CaseResult:
+    check_repeats(case.repeats)
+    cells = make_cells(case.presets, case.engines, case.threads, case.set)
+    timed = bench(cells, repeats=case.repeats, progress=progress)
+    records = [{**record, "case": case.name} for record in timed.records()]
+    return CaseResult(case, records, [], bench=timed)
+
+
+def _ladder(case: Case, progress: Progress) -> CaseResult:
+    engine = case.engines[0]
+    timed, record = ladder(
+        case.name, case.presets, engine, case.rungs, case.set, case.repeats, progress
+    )
+    return CaseResult(case, [record], [], bench=timed)
+
+
+def _decode(case: Case, progress: Progress) -> CaseResult:
+    written = decode_bench(
+        case.name,
+        case.presets[0],
+        case.engines,
+        case.threads,
+        repeats=case.repeats,
+        progress=progress,
+    )
+    checks = _checks(case, written.figures)
+    results = {"about": case.about, "expect": case.expect, **written.figures}
+    passed = {"passed": all(check.passed for check in checks)}
+    record = {**written.record, "results": {**results, **passed}}
+    return CaseResult(case, [record], checks, decode=written)
+
+
+def _training(case: Case, config: TrainConfig, progress: Progress) -> CaseResult:
+    """Train the configuration once for each seed."""
     runs: list[MeasuredRun] = []
     info: dict[str, str | int] = {}
     for seed in case.seeds:

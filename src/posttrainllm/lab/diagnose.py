@@ -20,6 +20,7 @@ from posttrainllm.figures import Progress
 from posttrainllm.runs.checkpoint_folder import list_checkpoints, step_of
 from posttrainllm.runs.folder import Run
 from posttrainllm.runs.opening import read_folder
+from posttrainllm.runs.records import column, newest
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.counting import CountingLine, standing
 from posttrainllm.text.counting import lines as counting_lines
@@ -88,8 +89,7 @@ def diagnose(
     weights, tokenizer = _beginning(run, config)
     corpus = corpus_of(config, run=run, tokenizer=tokenizer)
     lines = run.metrics.read()
-    losses = [line["loss"] for line in lines if line.get("loss") is not None]
-    validation = [line["val_loss"] for line in lines if line.get("val_loss") is not None]
+    losses = column(lines, "loss")
     return Diagnosis(
         run=run.name,
         preset=config.preset,
@@ -97,7 +97,7 @@ def diagnose(
         changed=changed_settings(config),
         counting=counting_lines(corpus.train, corpus.val, config.model.n_vocab),
         train_loss=statistics.fmean(losses[-LAST:]) if losses else None,
-        val_loss=validation[-1] if validation else None,
+        val_loss=newest(lines, "val_loss"),
         probe_steps=steps,
         probes=[probe(config, weights, corpus, factor, steps, progress) for factor in FACTORS],
     )

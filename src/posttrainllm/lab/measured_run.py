@@ -16,7 +16,7 @@ from pathlib import Path
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import NonFiniteError
 from posttrainllm.figures import Progress
-from posttrainllm.training.observer import Outcome, Record, Silent, Start
+from posttrainllm.training.observer import Record, Silent, Start
 from posttrainllm.training.session import new_trainer
 
 LAST = 50  # steps whose mean is the training loss
@@ -61,7 +61,6 @@ class _Listener(Silent):
         self.engine: dict[str, str | int] = {}
         self.speeds: list[float] = []
         self.best: float | None = None
-        self.outcome: Outcome | None = None
 
     def started(self, start: Start) -> None:
         """See ``Observer``."""
@@ -71,7 +70,7 @@ class _Listener(Silent):
         """See ``Observer``."""
         self.speeds.append(record.tokens_per_second)
         if record.val_loss is not None:
-            self.best = min(record.val_loss, self.best or record.val_loss)
+            self.best = record.val_loss if self.best is None else min(record.val_loss, self.best)
         self.progress(self.label, record.step, self.steps)
 
 

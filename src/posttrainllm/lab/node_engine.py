@@ -56,7 +56,11 @@ class NodeEngine:
             stdout=subprocess.PIPE,
             text=True,
         )
-        opened = self._ask("open", settings=settings_of(config), threads=threads)
+        try:
+            opened = self._ask("open", settings=settings_of(config), threads=threads)
+        except BaseException:  # whoever asked for the engine does not get it, and cannot close it
+            self.close()
+            raise
         self.info: dict[str, str | int] = opened["info"]
         self.nbytes: int = opened["bytes"]
         self._results: list[StepResult] = []
