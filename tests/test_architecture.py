@@ -42,7 +42,7 @@ TABLE = {
     "program": Row(("extent", "rounding", "program", "validate", "plan"), ("ops", "errors")),
     "optim": Row(("optim",), ("config", "program", "ops", "errors")),
     "model": Row(("model", "inspection"), ("config", "optim", "program", "ops", "errors")),
-    "rewrites": Row(("lora", "fuse", "int8"), ("program", "ops", "errors")),
+    "rewrites": Row(("fuse", "int8"), ("program", "ops", "errors")),
     "kernels": Row(("kernels",), ("errors",)),
     "engines": Row(("engines",), ("ops", "program", "control", "kernels", "machine", "errors")),
     "pytorch": Row(("pytorch",), ("config", "control", "engines", "machine", "errors")),
@@ -199,7 +199,6 @@ def test_only_the_command_line_prints():
     assert not wrong, f"return it, raise it or report it through a callback instead: {wrong}"
 
 
-@pytest.mark.skipif("cli" not in MODULES, reason="there is no command line yet")
 def test_the_command_line_starts_without_heavy_imports():
     command = [sys.executable, "-X", "importtime", "-c", "import posttrainllm.cli"]
     path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])

@@ -1,4 +1,4 @@
-"""Train a small GPT from scratch and sample from it: one program, many engines, the same numbers.
+"""Train a small GPT from scratch, fine-tune it, look inside it and let it write: one program, many engines, the same numbers.
 
 Importing this package is light: no numpy, no torch. A public name is imported when it is used.
 Start reading at ``model.py`` (what is computed) and ``program.py`` (how it is written down).

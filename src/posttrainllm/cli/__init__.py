@@ -56,7 +56,7 @@ def start(
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Train a small GPT from scratch, and let it write."""
+    """Train a small GPT, fine-tune it, look inside it, and let it write."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -58,7 +58,7 @@ def bench(
     engine: Annotated[
         str,
         typer.Option(
-            help="Engines, with commas: cpp, numpy, torch, torch-compile, wasm, wasm-node."
+            help="Engines, with commas: cpp, numpy, torch, torch-compile, wasm, wasm-node, webgpu."
         ),
     ] = "cpp",
     threads: Annotated[
@@ -166,7 +166,7 @@ def sweep(
 def parity(
     preset: Preset = None,
     engine: Annotated[
-        str, typer.Option(help="Engines, with commas: numpy, cpp, torch, wasm.")
+        str, typer.Option(help="Engines, with commas: numpy, cpp, wasm, webgpu, torch.")
     ] = "cpp",
     steps: Annotated[int, typer.Option(min=1, help="Training steps to compare.")] = 50,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.")] = None,
