@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_the_recipe_is_that_of_the_model(name: str) -> None:
     trained = recipe.model.model_dump() | {"dropout": 0.0}
     assert catalogue.load(card).config.model_dump() == trained
     assert f"recipes/{name}.toml" in card.training.commands[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_words_of_a_card_are_those_that_it_is_made_from(name: str) -> None:
+    said = tomllib.loads((Path(__file__).parent.parent / "tools/gallery_cards.toml").read_text())
+    card, words = catalogue.card(name), said[name]
+    shown = (card.title, card.data.about, card.data.licence, list(card.bad_at), card.sampling)
+    assert shown == tuple(words[key] for key in ("title", "about", "licence", "bad_at", "sampling"))
 
 
 @pytest.mark.parametrize("name", ON_SHAKESPEARE)
