@@ -103,7 +103,7 @@ def test_text_comes_first(tmp_path: Path) -> None:
     [
         ("stps", "did you mean steps"),
         ("learning_rat", "did you mean learning_rate"),
-        ("qwerty", "--help, in a terminal, lists the settings"),
+        ("qwerty", "posttrainllm.config.SETTINGS lists them"),
     ],
 )
 def test_a_wrong_name_is_refused_in_the_callers_spelling(

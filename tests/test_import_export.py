@@ -297,8 +297,8 @@ def test_a_model_is_not_written_over_the_folder_one_is_in(tmp_path, monkeypatch)
 
 def test_wrong_options_are_refused_before_anything_is_read(tmp_path):
     for options, words in (
-        ({"form": "gguf"}, "--to is 'gguf', wanted one of hf, tinygpt, zip"),
-        ({"form": "hf", "dtype": "float16"}, "--dtype is 'float16', wanted float32 for --to hf"),
+        ({"form": "gguf"}, "form is 'gguf', wanted one of hf, tinygpt, zip"),
+        ({"form": "hf", "dtype": "float16"}, "dtype is 'float16', wanted float32 for form hf"),
         ({"form": "tinygpt", "dtype": "int4"}, "wanted float32 or float16"),
     ):
         with pytest.raises(ConfigError, match=words):

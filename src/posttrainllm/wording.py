@@ -15,6 +15,7 @@ is Python's from there on: put it into another one by ``worded("{what}; {then}",
 from __future__ import annotations
 
 import json
+import shlex
 from string import Formatter
 from typing import Final, Self
 
@@ -106,7 +107,8 @@ def setting(key: str, value: object = None) -> Wording:
     literal = text if text in ("True", "False") or _is_number(text) else python_text(text)
     if value in ("True", True) and flag:  # a switch
         return Wording(f"{python}={literal}", terminal=flag, tab=label)
-    terminal = f"{flag} {text}" if flag else f"--set {key}={text}"
+    quoted = shlex.quote(text if flag else f"{key}={text}")
+    terminal = f"{flag or '--set'} {quoted}"
     return Wording(f"{python}={literal}", terminal=terminal, tab=f"{label} {text}")
 
 

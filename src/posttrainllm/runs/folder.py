@@ -38,7 +38,7 @@ from posttrainllm.runs.lock import RunLock, is_locked
 from posttrainllm.runs.records import Record, Records, column
 from posttrainllm.settings import did_you_mean, show
 from posttrainllm.storage import read_error, replace_file, sync_folder, write_error
-from posttrainllm.wording import Wording, python_text, worded
+from posttrainllm.wording import Wording, in_terminal, python_text, setting, worded
 
 RUNS_DIR = "runs"
 """Where runs lie unless another folder is given."""
@@ -195,14 +195,15 @@ def _claim(runs_dir: Path, preset: str, name: str | None) -> Path:
 
 def resuming(run: Path, steps: int | None = None) -> Wording:
     """Going on with a run, as a command or a call to copy; ``steps`` is its new length."""
-    command, call = f"posttrainllm train --resume {shlex.quote(run.name)}", [python_text(run.name)]
-    if steps is not None:
-        command, call = f"{command} --steps {steps}", [*call, f"steps={steps}"]
+    more = [] if steps is None else [setting("training.steps", steps)]
     if os.path.abspath(run.parent) != os.path.abspath(RUNS_DIR):
-        command = f"{command} --runs-dir {shlex.quote(str(run.parent))}"
-        call = [*call, f"runs_dir={python_text(str(run.parent))}"]
+        more.append(setting("runs_dir", run.parent))
     return Wording(
-        f"posttrainllm.resume({', '.join(call)})", terminal=command, tab="on the Runs page"
+        f"posttrainllm.resume({', '.join([python_text(run.name), *more])})",
+        terminal=" ".join(
+            ["posttrainllm train --resume", shlex.quote(run.name), *map(in_terminal, more)]
+        ),
+        tab="on the Runs page",
     )
 
 

@@ -100,14 +100,16 @@ ACTIONS = {
         "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
         "a larger text or a smaller preset: it recites, {n_bytes:,} bytes in a row",
     ),
-    "more_steps": Action("more steps", "{steps:,} more steps", "--steps {total}"),
+    "more_steps": Action("more steps", "{steps:,} more steps", terminal="--steps {total}"),
     "diagnose": Action(
-        "counting {line} is still ahead; the learning rate may be far off",
+        "find out why counting {line} is still ahead",
         "another learning rate: counting {line} is still ahead",
-        "posttrainllm diagnose",
+        terminal="posttrainllm diagnose",
     ),
-    "larger": Action("a larger model", "a larger model: {preset}", "--preset {preset}"),
-    "own_text": Action("a text of your own", "a text of your own", "posttrainllm train FILE"),
+    "larger": Action("a larger model", "a larger model: {preset}", terminal="--preset {preset}"),
+    "own_text": Action(
+        "a text of your own", "a text of your own", terminal="posttrainllm train FILE"
+    ),
 }
 """In the order of writing.cpp's codes."""
 
@@ -123,6 +125,16 @@ class Advice:
     def why(self) -> str:
         """The reason, right everywhere."""
         return ACTIONS[self.name].why.format(**self.values)
+
+    def fits(self, config: TrainConfig) -> bool:
+        """Whether whoever trained like this was not doing so already, or wants what this starts anew."""
+        match self.name:
+            case "own_text":
+                return not config.data.corpus
+            case "larger":
+                return config.training.start_from is None
+            case _:
+                return True
 
     @property
     def terminal(self) -> str:
@@ -173,12 +185,16 @@ class Verdict:
     unseen_copy: Copy | None
     """The longest piece that the validation text shares with the training part."""
     actions: tuple[Advice, ...]
-    """What to try next, the most useful first."""
+    """What to try next, the most useful first; the rules are those of writing.cpp."""
 
     @property
     def standing(self) -> str:
         """Where the validation loss stands among the counting lines."""
         return "not measured" if self.val_loss is None else standing(self.val_loss, self.counting)
+
+    def advice(self, config: TrainConfig) -> list[Advice]:
+        """What of ``actions`` fits a run with these settings."""
+        return [each for each in self.actions if each.fits(config)]
 
     def lines(self) -> list[str]:
         """Return the verdict as lines of text for a person."""
