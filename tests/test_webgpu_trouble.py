@@ -11,7 +11,7 @@ from posttrainllm.engines.base import Batch
 from posttrainllm.errors import EngineError
 from posttrainllm.model import training_programs
 from posttrainllm.training import selfcheck
-from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.training.observer import Silent
 from posttrainllm.training.session import new_trainer
 
@@ -94,7 +94,7 @@ def test_a_real_gpu_comes_before_a_software_one(monkeypatch):
 
 
 def test_auto_never_chooses_a_software_adapter():
-    assert resolve(EngineConfig(name="auto")) == "cpp"
+    assert EngineConfig(name="auto").chosen == "cpp"
 
 
 def test_a_software_adapter_is_named_in_a_notice_and_trains(monkeypatch, tmp_path):

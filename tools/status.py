@@ -58,12 +58,12 @@ def shipped() -> list[str]:
 
     from posttrainllm.cli import app
     from posttrainllm.config import PRESETS, load_config
-    from posttrainllm.training.engine_choice import BUILT
+    from posttrainllm.engine_settings import ENGINES
 
     packages = {"webgpu": "engines/webgpu/engine.py", "torch": "pytorch/engine.py"}
     engines = [
         (f"`{name}`", first_line(PACKAGE / packages.get(name, f"engines/{name}_engine.py")))
-        for name in BUILT
+        for name in ENGINES
     ]
     commands = []
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ What this is not: the engines, or the choice between devices (``training/engine_
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -72,6 +72,16 @@ class EngineConfig(Section):
         description="what several processes of torch divide: ddp the batch alone, fsdp parameters, "
         "gradients and moments too",
     )
+
+    @property
+    def chosen(self) -> str:
+        """The engine that runs: ``name``, with ``auto`` decided."""
+        return "cpp" if self.name == "auto" else self.name
+
+
+ENGINES = tuple(
+    name for name in get_args(EngineConfig.model_fields["name"].annotation) if name != "auto"
+)
 
 
 def check_abilities(engine: EngineConfig, dropout: float, optimizer: str) -> None:

@@ -28,7 +28,7 @@ from posttrainllm.lab.cost import planned_bytes, step_bytes
 from posttrainllm.lab.peak import measured_flops, sheet_flops
 from posttrainllm.machine import available_memory, available_threads
 from posttrainllm.text.corpus import Corpus
-from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.training.session import corpus_of
 from posttrainllm.training.step import train_step
 
@@ -178,7 +178,7 @@ def make_cells(
                 if engine == COMPILED:
                     flags["engine.compile"] = "on"
                 config = load_config(preset, overrides=overrides, flags=flags)
-                shown = engine if engine in VARIANTS else resolve(config.engine)
+                shown = engine if engine in VARIANTS else config.engine.chosen
                 cells.append(Cell(preset, shown, count, config))
     return list({(c.preset, c.engine, c.threads): c for c in cells}.values())
 

@@ -17,6 +17,7 @@ import numpy as np
 
 import posttrainllm
 from posttrainllm.config import TrainConfig, load_config
+from posttrainllm.engine_settings import ENGINES
 from posttrainllm.errors import EngineError, PosttrainError
 from posttrainllm.kernels.build import available_builds, build_info, host_target, stale_builds
 from posttrainllm.lab.benchmark_record import versions
@@ -30,7 +31,6 @@ from posttrainllm.machine import (
 from posttrainllm.storage import show_bytes
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.datasets import TINY_SHAKESPEARE, shakespeare_path
-from posttrainllm.training.engine_choice import BUILT
 from posttrainllm.wording import in_terminal
 
 Status = Literal["ok", "note", "problem"]
@@ -119,7 +119,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    for engine in ("numpy", *(name for name in BUILT if name != "numpy")):
+    for engine in ENGINES:
         builds = [""]
         if engine == "cpp":
             builds = [name for name in available_builds() if name in instruction_sets()] or [""]

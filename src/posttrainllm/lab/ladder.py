@@ -16,7 +16,6 @@ from posttrainllm.figures import Progress
 from posttrainllm.lab.bench import WARMUP, Bench, Cell, Row, bench, check_repeats
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.machine import available_threads
-from posttrainllm.training.engine_choice import resolve
 
 
 def ladder(
@@ -38,7 +37,7 @@ def ladder(
             settings = [*overrides, *rung]
             config = load_config(preset, overrides=settings, flags={"engine.name": engine})
             threads = config.engine.threads or available_threads()
-            cells.append(Cell(preset, resolve(config.engine), threads, config))
+            cells.append(Cell(preset, config.engine.chosen, threads, config))
     timed = bench(cells, repeats=repeats, progress=progress)
     record = make_record(
         "ladder",

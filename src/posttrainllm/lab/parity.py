@@ -27,7 +27,7 @@ from posttrainllm.lab.cost import fits_float64
 from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
 from posttrainllm.lab.update_check import Update, one_update, update_errors
 from posttrainllm.text.corpus import Corpus
-from posttrainllm.training.engine_choice import initial_parameters, resolve, training_engine
+from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.training.step import train_step, training_batches
 
 REFERENCE = "numpy float64"
@@ -162,7 +162,9 @@ def parity(
             "schedule.warmup_steps": 0,
         },
     )
-    names = [_named(config, name) for name in dict.fromkeys(engines)]
+    names = list(
+        dict.fromkeys(replace(config, {"engine.name": name}).engine.chosen for name in engines)
+    )
     affordable, why = _reference(config, steps)
     if not names or (len(names) < 2 and not affordable):
         raise ConfigError(
@@ -262,11 +264,6 @@ def _max_norm(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 def _badness(drift: Drift) -> tuple[bool, float]:
     """What is not a number is worse than any number."""
     return not math.isfinite(drift.error), drift.error if math.isfinite(drift.error) else 0.0
-
-
-def _named(config: TrainConfig, engine: str) -> str:
-    """The engine's own name. Raises: ConfigError for an unknown one, EngineError for one that cannot run."""
-    return resolve(replace(config, {"engine.name": engine}).engine)
 
 
 def _reference(config: TrainConfig, steps: int) -> tuple[bool, str]:

@@ -41,7 +41,6 @@ from posttrainllm.wording import worded
 if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
 
-BUILT = ("cpp", "numpy", "wasm", "webgpu", "torch")
 HAVE_INT8 = ("cpp", "numpy", "wasm")
 """Engines that can write from int8 weights."""
 
@@ -60,7 +59,7 @@ def training_engine(
     what the configuration leaves open (build, threads, kernels) is then chosen as it was, where that can run here, so that losses
     stay bit-identical. Raises: EngineError when it cannot run here.
     """
-    name = resolve(config.engine)
+    name = config.engine.chosen
     config = _as_before(config, before or {}, ranks=1 if group is None else group.ranks.count)
     try:
         if group is not None:
@@ -91,7 +90,7 @@ def inference_engine(
     ``logits`` keeps room for logits of every position, which ``Engine.logits`` needs and writing does not.
     Raises: EngineError when it cannot run here.
     """
-    name = resolve(engine)
+    name = engine.chosen
     check_memory(name, 4 * model.parameters())  # before a plan of absurd sizes takes its time
     if name == "torch":
         from posttrainllm.pytorch.engine import TorchEngine
@@ -128,16 +127,6 @@ def looking_engine(
     chosen = beside if name == "cpp" else {}
     threads, build = int(chosen.get("threads", 0)), str(chosen.get("build", ""))
     return CppEngine(programs, dims, threads=threads, build=build)
-
-
-def resolve(engine: EngineConfig) -> str:
-    """The engine's name, ``auto`` decided. Raises: EngineError for one that this version does not have."""
-    name = "cpp" if engine.name == "auto" else engine.name
-    if name not in BUILT:
-        raise EngineError(
-            f"engine {name!r} is not part of this version", f"there are {', '.join(BUILT)}"
-        )
-    return name
 
 
 def least_bytes(config: TrainConfig) -> int:
@@ -192,7 +181,7 @@ def differences(info: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]
 
 def _as_before(config: TrainConfig, before: Mapping[str, Any], ranks: int) -> TrainConfig:
     """Fill what the configuration leaves open as the engine of ``before`` had it, on as many processes."""
-    name = resolve(config.engine)
+    name = config.engine.chosen
     if before.get("engine") != name:
         return config
     if before.get("ranks", 1) != ranks:
@@ -212,12 +201,12 @@ def _as_before(config: TrainConfig, before: Mapping[str, Any], ranks: int) -> Tr
 def _program_engine(
     name: str,
     engine: EngineConfig,
-    programs: Any,
-    dims: Any,
+    programs: Mapping[str, Program],
+    dims: Mapping[str, Mapping[str, int]],
     dtype: type[np.floating[Any]],
     before: Mapping[str, Any] | None = None,
 ) -> Engine:
-    def fused(kind: type[ProgramEngine]) -> dict[str, Program]:
+    def fused(kind: type[ProgramEngine]) -> Mapping[str, Program]:
         ops = kind.fused_ops if engine.fuse else ()
         return {key: fuse(program, ops) for key, program in programs.items()} if ops else programs
 

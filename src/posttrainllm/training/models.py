@@ -39,7 +39,7 @@ from posttrainllm.storage import default_cache_dir
 from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.counting import lines as counting_lines
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
-from posttrainllm.training.engine_choice import HAVE_INT8, inference_engine, resolve
+from posttrainllm.training.engine_choice import HAVE_INT8, inference_engine
 from posttrainllm.training.evaluate import Evaluation, evaluate
 from posttrainllm.training.looking import Inspection, look
 from posttrainllm.training.samples import Samples
@@ -317,7 +317,7 @@ def open_model(
     if weights is not None:
         engine = EngineConfig.model_validate({**engine.model_dump(), "weights": weights})
         check_abilities(engine, 0.0, "adamw")
-    elif found.int8 and resolve(engine) in HAVE_INT8:
+    elif found.int8 and engine.chosen in HAVE_INT8:
         engine = engine.model_copy(update={"weights": "int8"})
     if batch is None:
         batch = GALLERY_BATCH if config is None else config.data.batch_size
