@@ -73,13 +73,13 @@ def test_a_short_part_names_both_numbers_and_ways_out(open_text, write):
     assert caught.value.message == (
         "the validation part has 20 tokens, a context of 64 needs at least 65"
     )
-    assert caught.value.hint == "use a smaller n_ctx, a larger file or val_fraction=0"
+    assert caught.value.hint == "use n_ctx=19 or less, a larger file or val_fraction=0"
     with pytest.raises(CorpusError) as caught:
         text.check(1024)
     assert caught.value.message == (
         "the training part has 180 tokens, a context of 1,024 needs at least 1,025"
     )
-    assert caught.value.hint == "use a smaller n_ctx or a larger file"
+    assert caught.value.hint == "use n_ctx=179 or less, a larger file"
 
 
 def test_a_text_too_short_for_any_validation_part_is_refused(open_text, write):

@@ -41,7 +41,6 @@ def test_progress_estimates_from_what_was_measured_and_counts_down():
     progress = Progress(a_start(), now=Clock())
     assert progress.seconds_left == pytest.approx(1500 * 0.03)
     progress = halfway()
-    assert progress.seconds_per_step == pytest.approx(0.05)
     assert progress.seconds_left == pytest.approx(750 * 0.05)
     progress.now.time += 1.0
     assert progress.seconds_left == pytest.approx(750 * 0.05 - 1.0)
@@ -54,7 +53,27 @@ def test_progress_of_a_resumed_run_counts_only_its_own_steps():
     assert progress.step == 500
     progress.now.time += 0.5
     progress.add(a_record(510))
-    assert progress.seconds_per_step == pytest.approx(0.05)
+    assert progress.seconds_left == pytest.approx(990 * 0.05)
+
+
+def test_speed_is_the_pace_of_the_newest_steps_in_both_its_units():
+    progress = Progress(a_start())
+    assert (progress.tokens_per_second, progress.seconds_per_step) == (0.0, 0.03)
+    for step, pace in ((1, 10.0), *((step, 1000.0) for step in range(2, 22)), (22, 3000.0)):
+        progress.add(replace(a_record(step), tokens_per_second=pace))
+    assert progress.tokens_per_second == pytest.approx(20 / (19 / 1000 + 1 / 3000))
+    assert progress.seconds_per_step == pytest.approx(1024 / progress.tokens_per_second)
+
+
+@pytest.mark.parametrize(
+    ("steps", "mean_of"), [(1500, 20), (400, 20), (200, 10), (40, 2), (20, 1), (1, 1)]
+)
+def test_the_loss_shown_is_of_the_newest_twentieth_of_a_run_at_most(steps, mean_of):
+    progress = Progress(a_start(**{"training.steps": steps}))
+    losses = [6.0 * 0.9**step for step in range(steps)]
+    for step, loss in enumerate(losses, 1):
+        progress.add(a_record(step, loss))
+    assert progress.loss == pytest.approx(sum(losses[-mean_of:]) / mean_of)
 
 
 def test_progress_keeps_the_newest_and_the_best_validation_loss():
@@ -86,7 +105,7 @@ def test_frame_shows_at_60_columns_what_matters():
     assert lines[0].endswith(" 50 %  0:38 left")
     assert re.fullmatch(r"loss   1\.4\d\d  [▁-█]{40}  ", lines[1])
     assert lines[2] == "val    1.951  at step 750, below triples (2.05)"
-    assert lines[3] == "speed  41,230 tokens/s, 50 ms a step"
+    assert lines[3] == "speed  41,230 tokens/s, 25 ms a step"
     assert lines[4] == "sample at step 750"
     assert lines[5].startswith("  Good morrow, ")
 

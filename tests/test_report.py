@@ -14,11 +14,13 @@ from posttrainllm.cli.plain import PlainLines
 from posttrainllm.cli.plot import BLOCKS, plot, sparkline
 from posttrainllm.cli.report import suggestions
 from posttrainllm.cli.table import Column, fitting
+from posttrainllm.config import load_config
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.runs.curves import Curve, smooth
 from posttrainllm.text.likeness import Copy, WordShare
 from posttrainllm.training.observer import Outcome
-from posttrainllm.training.report import start_rows, start_warnings
+from posttrainllm.training.progress import Progress
+from posttrainllm.training.report import end_rows, model_words, start_rows, start_warnings
 from posttrainllm.training.writing import Advice, Verdict
 
 # ---- curves -----------------------------------------------------------------------------------------
@@ -160,15 +162,43 @@ def test_suggestions_are_commands_to_copy():
         ("more steps", "posttrainllm train --resume small-001 --steps 3000"),
         ("a larger model", "posttrainllm train /texts/play.txt --preset medium"),
         (
-            "counting pairs (2.48) is still ahead; the learning rate may be far off",
+            "find out why counting pairs (2.48) is still ahead",
             "posttrainllm diagnose small-001",
         ),
-        ("a text of your own", "posttrainllm train FILE"),
         (
             "fewer steps or a larger text: the validation loss was 1.000 on the way and rose to 2.000",
             "",
         ),
     ]
+
+
+def test_suggestions_are_of_what_was_not_done_already():
+    verdict = a_verdict(Advice("larger", {"preset": "medium"}), Advice("own_text"))
+    default = a_start(**{"data.corpus": []})
+    assert [each.why for each in suggestions(default, an_outcome(verdict))] == [
+        "let it write", "a larger model", "a text of your own",
+    ]  # fmt: skip
+    taught = a_start(**{"training.start_from": "shakespeare"})
+    assert [each.why for each in suggestions(taught, an_outcome(verdict))] == ["let it write"]
+
+
+def test_a_run_that_was_stopped_says_of_which_step_its_validation_loss_is():
+    progress = Progress(a_start())
+    progress.add(a_record(250, val_loss=2.315))
+    progress.add(a_record(470))
+    stopped = replace(an_outcome(None, finished=False), step=470)
+    assert end_rows(progress, stopped)[0] == (
+        "validation loss", "2.315 nats a token at step 250, below pairs (2.48)",
+    )  # fmt: skip
+    assert end_rows(progress, replace(stopped, step=250))[0][1].startswith("2.315 nats a token, ")
+
+
+def test_a_model_of_other_sizes_is_not_called_by_its_preset():
+    assert model_words(load_config("tiny")).startswith("tiny: 70,464 parameters (2 layers, ")
+    other = load_config("tiny", flags={"model.n_layer": 1})
+    assert model_words(other).endswith(
+        "(1 layer, 3 heads, width 48, context 32), trained as preset tiny"
+    )
 
 
 def test_suggestions_after_a_stop_begin_with_going_on():

@@ -147,7 +147,7 @@ def test_a_loss_that_rose_again_asks_for_fewer_steps(judge):
 def test_a_model_behind_a_counting_table_is_sent_to_diagnose(judge):
     actions = judge(2.6).actions
     assert actions[0].terminal == "more steps: --steps 3000"
-    assert actions[1].terminal.startswith("counting pairs (2.48) is still ahead; ")
+    assert actions[1].terminal.startswith("find out why counting pairs (2.48) is still ahead: ")
     assert actions[1].terminal.endswith(": posttrainllm diagnose")
     assert "triples (2.05)" in judge(2.1).actions[1].why
     assert len(judge(1.79).actions) == 3

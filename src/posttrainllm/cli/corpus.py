@@ -13,6 +13,9 @@ from posttrainllm.cli.options import AsJson, CorpusFiles
 def corpus(
     files: CorpusFiles = None,
     preset: Annotated[str | None, typer.Option(help="Judge the text for this preset.")] = None,
+    n_ctx: Annotated[
+        int | None, typer.Option(help="Context to train with, where it is not the preset's.")
+    ] = None,
     val_fraction: Annotated[
         float | None, typer.Option(help="Share of the text kept for validation.")
     ] = None,
@@ -28,7 +31,7 @@ def corpus(
     from posttrainllm.text.counting import lines as counting_lines
     from posttrainllm.training.writing import memorisation_warning, show_ratio
 
-    config = load_config(preset, flags={"data.val_fraction": val_fraction})
+    config = load_config(preset, flags={"data.val_fraction": val_fraction, "model.n_ctx": n_ctx})
     found = open_corpus(files or (), val_fraction=config.data.val_fraction)
     found.check(config.model.n_ctx)
     counting = counting_lines(found.train, found.val, config.model.n_vocab)

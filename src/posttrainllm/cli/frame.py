@@ -73,7 +73,7 @@ def _val(progress: Progress) -> Text:
 def _speed(progress: Progress) -> Text:
     if progress.last is None:
         return _row("speed", "-")
-    pace = f"{progress.last.tokens_per_second:,.0f} tokens/s"
+    pace = f"{progress.tokens_per_second:,.0f} tokens/s"
     return _row("speed", pace, (f", {brief(progress.seconds_per_step)} a step", ""))
 
 

@@ -33,7 +33,7 @@ def suggestions(start: Start, outcome: Outcome) -> list[Suggestion]:
     if not outcome.finished:
         return [Suggestion("go on", resume), Suggestion("let it write", _generate(start, place))]
     found = [Suggestion("let it write", _generate(start, place))]
-    for advice in outcome.verdict.actions if outcome.verdict else ():
+    for advice in outcome.verdict.advice(start.config) if outcome.verdict else ():
         match advice.name:
             case "more_steps":
                 found.append(Suggestion(advice.why, f"{resume} --steps {advice.values['total']}"))

@@ -87,6 +87,7 @@ def show(
     from posttrainllm.runs.comparing import show_setting
     from posttrainllm.runs.folder import describe_run
     from posttrainllm.storage import show_bytes
+    from posttrainllm.training.report import model_words
 
     found = _open(run, _folder(runs_dir))
     row, config, lines = describe_run(found), found.config(), found.metrics.read()
@@ -106,7 +107,7 @@ def show(
     steps = f"{row.step:,} of {row.steps:,} steps" if row.steps else f"{row.step:,} steps"
     rows = [
         ("run", f"{row.name}: {row.state}, {steps}, {show_bytes(row.bytes)}"),
-        ("model", f"{config.preset}: {config.model.parameters():,} parameters"),
+        ("model", model_words(config)),
         ("text", ", ".join(config.data.corpus) or "TinyShakespeare"),
         (
             "changed",

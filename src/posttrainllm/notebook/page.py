@@ -34,7 +34,14 @@ from posttrainllm.storage import show_bytes
 from posttrainllm.text.counting import CountingLine, standing
 from posttrainllm.training.observer import Outcome
 from posttrainllm.training.progress import Progress
-from posttrainllm.training.report import end_rows, ending, engine_words, start_rows, start_warnings
+from posttrainllm.training.report import (
+    end_rows,
+    ending,
+    engine_words,
+    model_words,
+    start_rows,
+    start_warnings,
+)
 from posttrainllm.training.writing import show_ratio
 
 Rows = Sequence[tuple[str, str]]
@@ -132,11 +139,9 @@ def live_html(progress: Progress, told: Sequence[str] = ()) -> str:
 def cost(progress: Progress) -> str:
     """What a run takes, in one line: parameters, memory, tokens, time, engine."""
     start = progress.start
-    model = start.config.model
     return " · ".join(
         [
-            f"{start.config.preset}: {start.parameters:,} parameters ({model.n_layer} layers, {model.n_head} heads, "
-            f"width {model.n_embd}, context {model.n_ctx})",
+            model_words(start.config),
             f"{show_bytes(start.nbytes)} of memory",
             f"{counted(start.config.training.steps, 'step')} of {start.tokens_per_step:,} tokens, {show_ratio(start.epochs)} epochs",
             f"about {about(start.seconds_left)} in all",
@@ -189,7 +194,7 @@ def run_html(path: Path, counting: Sequence[CountingLine] = ()) -> str:
     training = curve_of("", lines, "loss", MOST_POINTS)
     measured = curve_of("", lines, "val_loss", MOST_DOTS)
     val = newest(lines, "val_loss")
-    rows = [("model", f"{config.preset}: {config.model.parameters():,} parameters")]
+    rows = [("model", model_words(config))]
     if row.loss is not None:
         rows.append(("training loss", f"{row.loss:.3f} nats a token"))
     if val is not None:
@@ -242,8 +247,7 @@ def _both(
 
 
 def _losses(progress: Progress) -> Rows:
-    last = progress.last
-    if last is None or progress.loss is None:
+    if progress.loss is None:
         return []
     rows = [("training loss", f"{progress.loss:.3f}")]
     if progress.val_loss is not None:
@@ -252,7 +256,7 @@ def _losses(progress: Progress) -> Rows:
         rows.append(("validation loss", where))
     elif len(progress.start.corpus.val):
         rows.append(("validation loss", f"first at step {progress.next_evaluation:,}"))
-    pace = f"{last.tokens_per_second:,.0f} tokens/s, {brief(progress.seconds_per_step)} a step"
+    pace = f"{progress.tokens_per_second:,.0f} tokens/s, {brief(progress.seconds_per_step)} a step"
     return [*rows, ("speed", pace)]
 
 

@@ -25,7 +25,7 @@ def next_steps(config: TrainConfig, outcome: Outcome) -> list[Next]:
     write = Next("let it write", writing(config))
     if not outcome.finished:
         return [Next("go on", going_on(outcome.run)), write]
-    advice = outcome.verdict.actions if outcome.verdict else ()
+    advice = outcome.verdict.advice(config) if outcome.verdict else ()
     return [write, *(_next(config, outcome.run, each) for each in advice)]
 
 

@@ -30,7 +30,7 @@ from posttrainllm.text.cache import Facts, TextCache, map_file
 from posttrainllm.text.datasets import shakespeare_path
 from posttrainllm.text.files import Findings, TextCheck, TextFile, find_files
 from posttrainllm.text.tokenizer import ByteTokenizer, Ids, Tokenizer
-from posttrainllm.wording import worded
+from posttrainllm.wording import setting, worded
 
 READ_WHOLE = 64 << 20
 
@@ -74,16 +74,17 @@ class Corpus:
 
         Raises: CorpusError naming the part and both numbers.
         """
-        parts = [("training", self.train, worded("use a smaller {model.n_ctx} or a larger file"))]
+        parts = [("training", self.train, worded("a larger file"))]
         if self.val_fraction > 0:
-            way_out = worded("use a smaller {model.n_ctx}, a larger file or {data.val_fraction=0}")
-            parts.append(("validation", self.val, way_out))
-        for part, tokens, hint in parts:
+            parts.append(("validation", self.val, worded("a larger file or {data.val_fraction=0}")))
+        for part, tokens, other in parts:
             if len(tokens) < n_ctx + 1:
+                most = setting("model.n_ctx", len(tokens) - 1)
+                fits = "use {most} or less, " if len(tokens) > 1 else "use "
                 raise CorpusError(
                     f"the {part} part has {len(tokens):,} tokens, "
                     f"a context of {n_ctx:,} needs at least {n_ctx + 1:,}",
-                    hint,
+                    worded(f"{fits}{{other}}", most=most, other=other),
                 )
 
     @property

@@ -14,7 +14,8 @@ from posttrainllm.runs.curves import GrowingCurve
 from posttrainllm.text.counting import standing
 from posttrainllm.training.observer import Record, Start
 
-SMOOTHED = 20  # logged steps whose mean is shown as the loss
+SMOOTHED = 20  # logged steps at most whose mean is shown as the loss, and their pace as the speed
+SHARE = 20  # of the run, one part in so many: or the loss of a short run is that of its beginning
 MOST_POINTS = 1024  # of the curve, so that a frame of a long run costs no more than one of a short
 
 
@@ -39,12 +40,15 @@ class Progress:
     def __post_init__(self) -> None:
         """Start the clock."""
         self._began = self._seen = self.now()
-        self._newest: deque[float] = deque(maxlen=SMOOTHED)
+        logged = self.steps // self.start.config.training.log_every
+        self._losses: deque[float] = deque(maxlen=max(1, min(SMOOTHED, logged // SHARE)))
+        self._paces: deque[float] = deque(maxlen=SMOOTHED)
 
     def add(self, record: Record) -> None:
         """Take over a logged step."""
         self.last = record
-        self._newest.append(record.loss)
+        self._losses.append(record.loss)
+        self._paces.append(1.0 / max(record.tokens_per_second, 1e-9))
         self.curve.add(record.step, record.loss)
         self._seen = self.now()
         if record.val_loss is not None:
@@ -65,19 +69,25 @@ class Progress:
     @property
     def loss(self) -> float | None:
         """Training loss, the mean of the newest steps."""
-        return sum(self._newest) / len(self._newest) if self._newest else None
+        return sum(self._losses) / len(self._losses) if self._losses else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The pace of the newest steps, of training alone; 0 before the first."""
+        return len(self._paces) / sum(self._paces) if self._paces else 0.0
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds a step since the start, everything included; the probe's estimate before the first."""
-        done = self.step - self.start.first_step + 1
-        return (self._seen - self._began) / done if done else self.start.seconds_per_step
+        """What a step takes at that pace; the probe's estimate before the first."""
+        pace = self.tokens_per_second
+        return self.start.tokens_per_step / pace if pace else self.start.seconds_per_step
 
     @property
     def seconds_left(self) -> float:
-        """Estimate of the time to the last step; it counts down between two steps."""
-        waited = self.now() - self._seen
-        return max(0.0, (self.steps - self.step) * self.seconds_per_step - waited)
+        """Estimate of the time to the last step, evaluations and samples included; it counts down between two steps."""
+        done = self.step - self.start.first_step + 1
+        each = (self._seen - self._began) / done if done else self.start.seconds_per_step
+        return max(0.0, (self.steps - self.step) * each - (self.now() - self._seen))
 
     @property
     def elapsed(self) -> float:

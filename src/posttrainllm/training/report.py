@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from posttrainllm.config import TrainConfig, changed_settings
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.storage import show_bytes
 from posttrainllm.training.evaluate import bits_per_byte
@@ -17,21 +18,19 @@ from posttrainllm.training.writing import EPOCHS_TO_MEMORISE, memorisation_warni
 
 LINES = 20  # of progress, about: what a log can bear
 
+SIZES = {f"model.{name}" for name in ("n_layer", "n_head", "n_embd", "n_inner", "n_vocab")}
+"""Settings that make another model of a preset's; with a shorter context it is still that one."""
+
 Rows = list[tuple[str, str]]
 
 
 def start_rows(start: Start) -> Rows:
     """What is known before the first step: model, memory, text, length, engine, time and place."""
     config, corpus = start.config, start.corpus
-    model = config.model
     train, val = len(corpus.train_text), len(corpus.val_text)
     steps = f"{counted(config.training.steps, 'step')} of {start.tokens_per_step:,} tokens"
     rows = [
-        (
-            "model",
-            f"{config.preset}: {start.parameters:,} parameters ({model.n_layer} layers, "
-            f"{model.n_head} heads, width {model.n_embd}, context {model.n_ctx})",
-        ),
+        ("model", model_words(config)),
         ("memory", f"{start.nbytes:,} bytes ({show_bytes(start.nbytes)}), taken once"),
         (
             "corpus",
@@ -61,6 +60,17 @@ def start_rows(start: Start) -> Rows:
     if not start.counting:
         rows = [row for row in rows if row[0] != "counting"]
     return rows
+
+
+def model_words(config: TrainConfig) -> str:
+    """A model in words: its preset's name, unless it has other sizes than that one, its parameters and its shape."""
+    model = config.model
+    resized = any(key in SIZES for key, _, _ in changed_settings(config))
+    shape = (
+        f"{model.parameters():,} parameters ({counted(model.n_layer, 'layer')}, {counted(model.n_head, 'head')}, "
+        f"width {model.n_embd}, context {model.n_ctx})"
+    )
+    return f"{shape}, trained as preset {config.preset}" if resized else f"{config.preset}: {shape}"
 
 
 def engine_words(info: Mapping[str, object], name: str) -> str:
@@ -97,7 +107,7 @@ def step_line(progress: Progress, record: Record, *, verbose: bool = False) -> s
     line = (
         f"step {record.step:>{len(str(progress.steps))}}/{progress.steps}  "
         f"loss {progress.loss:.3f}  val {val:>5}  "
-        f"{record.tokens_per_second:>9,.0f} tokens/s  {clock(progress.seconds_left):>5} left"
+        f"{progress.tokens_per_second:>9,.0f} tokens/s  {clock(progress.seconds_left):>5} left"
     )
     if verbose:
         line += f"  lr {record.lr:.2e}  gradient norm {record.grad_norm:.3f}"
@@ -117,7 +127,9 @@ def end_rows(progress: Progress, outcome: Outcome) -> Rows:
     rows = []
     if outcome.verdict is None and progress.val_loss is not None:
         stands = progress.stands(progress.val_loss)
-        rows.append(("validation loss", f"{progress.val_loss:.3f} nats a token, {stands}"))
+        when = "" if progress.val_step == outcome.step else f" at step {progress.val_step:,}"
+        value = f"{progress.val_loss:.3f} nats a token{when}, {stands}".rstrip(", ")
+        rows.append(("validation loss", value))
     for line in outcome.verdict.lines() if outcome.verdict else []:
         label, _, value = line.partition(": ")
         rows.append((label, printable(value)))

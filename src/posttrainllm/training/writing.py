@@ -132,7 +132,7 @@ class Advice:
             case "own_text":
                 return not config.data.corpus
             case "larger":
-                return config.training.start_from is None
+                return not config.training.start_from
             case _:
                 return True
 
