@@ -61,8 +61,9 @@ class Section(BaseModel):
 class Setting:
     """One setting as data.
 
-    ``low`` and ``high`` are inclusive and belong to integers and numbers alone. ``default`` is None
-    where the preset decides (``from_preset``) and where unset is a value of its own.
+    ``low`` and ``high`` are inclusive and belong to integers and numbers; ``high`` of a text is how
+    many characters it may have. ``default`` is None where the preset decides (``from_preset``) and
+    where unset is a value of its own.
     """
 
     key: str
@@ -83,6 +84,8 @@ class Setting:
             return f"a whole number from {self.low:,} to {self.high:,}"
         if self.kind == "number":
             return f"a number from {self.low:g} to {self.high:g}"
+        if self.kind == "text" and self.high is not None:
+            return f"text of at most {self.high:,} characters"
         return {"boolean": "true or false", "text": "text", "texts": "a list of texts"}[self.kind]
 
 
@@ -96,13 +99,14 @@ def describe(section: type[Section], name: str) -> Setting:
     is_choice = typing.get_origin(annotation) is Literal
     bounds: dict[type, Any] = {type(part): part for part in field.metadata}
     low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
+    length = bounds.get(annotated_types.MaxLen)
     return Setting(
         key=f"{section.section}.{name}",
         kind="choice" if is_choice else kinds.get(annotation, "texts"),
         default=None if field.is_required() else field.default,
         from_preset=field.is_required(),
         low=low.ge if low else None,
-        high=high.le if high else None,
+        high=high.le if high else length.max_length if length else None,
         choices=typing.get_args(annotation) if is_choice else (),
         help=field.description or "",
     )

@@ -126,12 +126,17 @@ export type EngineName = "wasm" | "webgpu";
 /** The version of posttrainllm.json and of programs that this code reads. */
 export const FORMAT = 1;
 
-/** The tables from their JSON. Throws a ProgramError for another format version. */
+/**
+ * The tables from their JSON. What links and files ask for by name has its own entries alone: no "constructor".
+ * Throws a ProgramError for another format version.
+ */
 export function readTables(text: string): Tables {
   const tables = JSON.parse(text) as Tables;
   if (tables.format !== FORMAT) {
     throw new ProgramError(`posttrainllm.json has format ${tables.format}, this version reads ${FORMAT}`);
   }
+  const { settings, presets } = tables.schema as { readonly settings: object; readonly presets: object };
+  for (const named of [tables.presets, settings, presets]) Object.setPrototypeOf(named, null);
   return tables;
 }
 

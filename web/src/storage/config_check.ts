@@ -12,7 +12,7 @@ export function inRange(key: string, setting: Setting, value: unknown, usual: Se
     integer: number && Number.isInteger(value),
     number,
     boolean: typeof value === "boolean",
-    text: typeof value === "string" && value.length <= 65_536,
+    text: typeof value === "string" && charactersFit(value, setting.high),
     texts,
     choice: typeof value === "string" && setting.choices.includes(value),
   }[setting.kind];
@@ -23,9 +23,12 @@ export function inRange(key: string, setting: Setting, value: unknown, usual: Se
     integer: `a whole number ${range}`,
     number: `a number ${range}`,
     boolean: "true or false",
-    text: "text",
+    text: setting.high === null ? "text" : `text of at most ${setting.high} characters`,
     texts: "a list of texts",
     choice: `one of ${setting.choices.map((choice) => choice || "''").join(", ")}`,
   }[setting.kind];
   throw new StorageError(`${source}: ${key} must be ${wanted}, got ${show(value)}`, "put it right, or start a new run");
 }
+
+/** Whether a text has at most so many characters, counted as Python counts them. */
+export const charactersFit = (text: string, most: number | null): boolean => most === null || text.length <= most || [...text].length <= most;

@@ -3,6 +3,8 @@
 // A worker writes through a sync access handle, which every browser with OPFS has; a page through a
 // writable stream, which goes to a copy and takes the name when it is closed, or, where there are none
 // (Safari before 26), through a worker of its own (opfs_writer.ts).
+// Every path is followed from the top: a person can clear the storage of a page that is open, and no handle
+// into it leads anywhere then, while what is written afterwards makes its folders anew.
 import type { Bytes, Chunks, FileEntry, Files, Shelf } from "./files.ts";
 import { joined, missing } from "./files.ts";
 
@@ -16,33 +18,38 @@ interface SyncHandle {
 type FileHandle = FileSystemFileHandle & { createSyncAccessHandle?(): Promise<SyncHandle> };
 type Folder = FileSystemDirectoryHandle & { entries(): AsyncIterable<[string, FileSystemHandle]> };
 
-const absent = (error: unknown): boolean => error instanceof DOMException && error.name === "NotFoundError";
+/** Null for what is not there; any other error goes on. */
+function orNull(error: unknown): null {
+  if (error instanceof DOMException && error.name === "NotFoundError") return null;
+  throw error;
+}
+
+const RUNS = "runs";
+
+/** A folder below `runs`. When it is not there and not to be made, `orNull` takes the error. */
+async function folderAt(parts: readonly string[], create: boolean): Promise<Folder> {
+  let folder = (await navigator.storage.getDirectory()) as Folder;
+  for (const part of [RUNS, ...parts]) folder = (await folder.getDirectoryHandle(part, { create })) as Folder;
+  return folder;
+}
 
 class OpfsFiles implements Files {
-  readonly #root: Folder;
   readonly #name: string;
 
-  constructor(root: Folder, name: string) {
-    this.#root = root;
+  constructor(name: string) {
     this.#name = name;
   }
 
   async #folder(path: string, create: boolean): Promise<[Folder, string]> {
     const parts = path.split("/");
     const name = parts.pop() ?? "";
-    let folder = this.#root;
-    for (const part of parts) folder = (await folder.getDirectoryHandle(part, { create })) as Folder;
-    return [folder, name];
+    return [await folderAt([this.#name, ...parts], create), name];
   }
 
   async #file(path: string): Promise<File | null> {
-    try {
-      const [folder, name] = await this.#folder(path, false);
-      return await (await folder.getFileHandle(name)).getFile();
-    } catch (error) {
-      if (absent(error)) return null;
-      throw error;
-    }
+    const [folder, name] = (await this.#folder(path, false).catch(orNull)) ?? [null, ""];
+    const handle = await folder?.getFileHandle(name).catch(orNull);
+    return (await handle?.getFile().catch(orNull)) ?? null;
   }
 
   async list(): Promise<FileEntry[]> {
@@ -57,7 +64,8 @@ class OpfsFiles implements Files {
         }
       }
     };
-    await walk(this.#root, "");
+    const top = await folderAt([this.#name], false).catch(orNull);
+    if (top !== null) await walk(top, "");
     return found;
   }
 
@@ -94,12 +102,8 @@ class OpfsFiles implements Files {
   }
 
   async remove(path: string): Promise<void> {
-    try {
-      const [folder, name] = await this.#folder(path, false);
-      await folder.removeEntry(name, { recursive: true });
-    } catch (error) {
-      if (!absent(error)) throw error;
-    }
+    const [folder, name] = (await this.#folder(path, false).catch(orNull)) ?? [null, ""];
+    await folder?.removeEntry(name, { recursive: true }).catch(orNull);
   }
 }
 
@@ -160,37 +164,27 @@ function writeFromWorker(path: readonly string[], start: number, content: Bytes)
   });
 }
 
-const RUNS = "runs";
-
 class OpfsShelf implements Shelf {
-  readonly #root: Folder;
-
-  constructor(root: Folder) {
-    this.#root = root;
-  }
-
   async names(): Promise<string[]> {
     const found: string[] = [];
-    for await (const [name, handle] of this.#root.entries()) if (handle.kind === "directory") found.push(name);
+    const top = await folderAt([], false).catch(orNull);
+    if (top !== null) for await (const [name, handle] of top.entries()) if (handle.kind === "directory") found.push(name);
     return found;
   }
 
   async create(name: string): Promise<Files> {
-    return new OpfsFiles((await this.#root.getDirectoryHandle(name, { create: true })) as Folder, name);
+    await folderAt([name], true);
+    return new OpfsFiles(name);
   }
 
   async open(name: string): Promise<Files> {
-    try {
-      return new OpfsFiles((await this.#root.getDirectoryHandle(name)) as Folder, name);
-    } catch (error) {
-      throw absent(error) ? missing(name) : error;
-    }
+    if ((await folderAt([name], false).catch(orNull)) === null) throw missing(name);
+    return new OpfsFiles(name);
   }
 
   async delete(name: string): Promise<void> {
-    await this.#root.removeEntry(name, { recursive: true }).catch((error: unknown) => {
-      if (!absent(error)) throw error;
-    });
+    const top = await folderAt([], false).catch(orNull);
+    await top?.removeEntry(name, { recursive: true }).catch(orNull);
   }
 }
 
@@ -199,7 +193,8 @@ export async function openOpfs(): Promise<Shelf | null> {
   const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
   if (storage?.getDirectory === undefined) return null;
   try {
-    return new OpfsShelf((await (await storage.getDirectory()).getDirectoryHandle(RUNS, { create: true })) as Folder);
+    await folderAt([], true);
+    return new OpfsShelf();
   } catch {
     return null; // private windows of some browsers
   }

@@ -161,6 +161,8 @@ export class RunHandle {
     const room = await this.#around.room();
     if (room !== null && room < need) throw writeError(action, new DOMException("", "QuotaExceededError"), need);
     try {
+      const { run_config: config } = formsOf(tables).names;
+      if ((await this.files.size(config)) === null) await this.changeSettings(this.#settings); // the storage was cleared
       await writeCheckpoint(this.files, tables, this.#settings, this.#corpus, state, facts);
     } catch (error) {
       if (!this.files.gathers) await this.files.remove(folder).catch(() => undefined); // half of a checkpoint takes room for nothing

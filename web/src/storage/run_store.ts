@@ -153,7 +153,9 @@ export class BrowserStore implements RunStore {
     await withLock(CHANGES, async () => {
       const kept = await this.#find(name);
       if (to !== name && (await this.#names()).has(to)) throw new StorageError(`there is a run ${to} already`, "give another name");
-      await this.#mark(kept.files, { name: to, removed: null, arriving: false });
+      await this.#mark(kept.files, { name: to, removed: null, arriving: false }).catch((error: unknown) => {
+        throw writeError(`rename run ${name}`, error);
+      });
     });
   }
 
@@ -162,6 +164,8 @@ export class BrowserStore implements RunStore {
     const release = await this.#lock(folder, name);
     try {
       await this.#mark(files, { name, removed: Date.now(), arriving: false });
+    } catch {
+      await this.#shelf.delete(folder); // a browser that is full has no room to remember it, and deleting is to make some
     } finally {
       release();
     }
@@ -171,7 +175,7 @@ export class BrowserStore implements RunStore {
   async #restore(folder: string): Promise<string> {
     return withLock(CHANGES, async () => {
       const kept = (await this.#all()).find((one) => one.folder === folder);
-      if (kept === undefined) throw new StorageError("this run is gone for good");
+      if (kept === undefined) throw new StorageError("this run is gone for good", "its room was freed, or the browser was too full to remember it");
       const name = freeName(kept.name, await this.#names());
       await this.#mark(kept.files, { name, removed: null, arriving: false });
       return name;
@@ -179,12 +183,12 @@ export class BrowserStore implements RunStore {
   }
 
   /** Runs that were removed and can come back, the last one first. */
-  async removed(): Promise<{ name: string; bytes: number; restore: Undo }[]> {
+  async removed(): Promise<{ id: string; name: string; bytes: number; restore: Undo }[]> {
     const gone = (await this.#all()).filter((kept) => kept.removed !== null);
     gone.sort((a, b) => (b.removed ?? 0) - (a.removed ?? 0));
     return Promise.all(gone.map(async ({ name, folder, files }) => {
       const bytes = (await files.list()).reduce((sum, file) => sum + file.bytes, 0);
-      return { name, bytes, restore: () => this.#restore(folder) };
+      return { id: folder, name, bytes, restore: () => this.#restore(folder) };
     }));
   }
 
@@ -249,9 +253,14 @@ export class BrowserStore implements RunStore {
   /** A new folder for a name; its own name may differ. */
   async #claim(called: string, arriving: boolean): Promise<{ folder: string; files: Files; called: string }> {
     const folder = freeName(called, new Set(await this.#shelf.names()));
-    const files = await this.#shelf.create(folder);
-    await this.#mark(files, { name: called, removed: null, arriving });
-    return { folder, files, called };
+    try {
+      const files = await this.#shelf.create(folder);
+      await this.#mark(files, { name: called, removed: null, arriving });
+      return { folder, files, called };
+    } catch (error) {
+      await this.#shelf.delete(folder).catch(() => undefined);
+      throw writeError(`create run ${called}`, error);
+    }
   }
 
   async #mark(files: Files, mark: Mark): Promise<void> {
@@ -261,7 +270,8 @@ export class BrowserStore implements RunStore {
   async #all(): Promise<Kept[]> {
     const found: Kept[] = [];
     for (const folder of await this.#shelf.names()) {
-      const files = await this.#shelf.open(folder);
+      const files = await this.#shelf.open(folder).catch(() => null);
+      if (files === null) continue; // another tab has just freed its room
       let mark: Mark = { name: folder, removed: null, arriving: false };
       try {
         if ((await files.size(MARK)) !== null) mark = { ...mark, ...readObject(await files.read(MARK), MARK) };

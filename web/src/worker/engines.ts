@@ -46,6 +46,7 @@ let checked: Promise<string | null> | undefined;
 /** What a GPU computes wrong, tried at its first use; null when its numbers are those of WebAssembly. */
 function wrongNumbers(place: Pick<Place, "host" | "tables">): Promise<string | null> {
   checked ??= tryNumbers(place);
+  checked.catch(() => (checked = undefined)); // its code did not come: the next one tries again
   return checked;
 }
 

@@ -19,13 +19,15 @@ import { Judge } from "./judge.ts";
 import { evaluate } from "./measure.ts";
 import { movementOf } from "./movement.ts";
 import type { Facts, MetricLine, StorePlace } from "./protocol.ts";
-import { Refused } from "./refusal.ts";
+import { refusalOf, Refused } from "./refusal.ts";
 import { Samples } from "./samples.ts";
 import { siteOf } from "./site.ts";
+import { Stopwatch } from "./stopwatch.ts";
 import type { RunHandle, Snapshot } from "./store.ts";
 import type { Corpus } from "./text.ts";
 
 const BREATH_MS = 40; // between two looks at what the page wants
+const RETRY_MS = 5000; // until what could not be saved is saved again, while nothing is trained
 const LOSSES = 3; // of the engine, with no snapshot in between, before a run is given up
 
 export interface JobParts {
@@ -57,9 +59,7 @@ export class Job {
   #step = 0;
   #val: number | null = null;
   #best: number | null = null;
-  #elapsedBefore = 0;
-  #began = 0;
-  #aside = 0;
+  #watch = new Stopwatch();
   #saved = -1;
   #savedAt = 0;
   #losses = 0;
@@ -152,13 +152,11 @@ export class Job {
       this.#step = found.step;
       this.#val = found.trainerState.valLoss;
       this.#best = found.trainerState.bestValLoss;
-      this.#elapsedBefore = found.trainerState.elapsedS;
     }
+    this.#watch = new Stopwatch(found?.trainerState.elapsedS);
     await run.startFrom(this.#step);
     this.#saved = this.#step;
     this.#savedAt = performance.now();
-    this.#began = performance.now();
-    this.#aside = 0;
     this.#samples = new Samples(this.#engine, siteOf(place.tables), this.#settings, corpus);
   }
 
@@ -189,18 +187,28 @@ export class Job {
       await work();
     } catch (error) {
       if (!(error instanceof EngineLost)) throw error;
-      this.#losses++;
-      if (this.#losses > LOSSES) {
-        throw new Refused(`the engine was lost ${this.#losses} times in a row: ${error.message}`, "the last snapshot is kept; try the other engine or a smaller preset");
-      }
-      const at = this.#step;
-      await this.#engine.close().catch(() => {});
-      if (this.#choice.engine === "wasm") this.#threads = 1;
-      else if (this.#losses > 1) this.#choice = { engine: "wasm", reason: "the GPU was lost twice", adapter: null };
-      await this.#open();
-      this.#outbox.tell({ kind: "recovered", at, from: this.#step, why: error.message });
-      this.#outbox.tell({ kind: "engine", info: this.#info, reason: this.#choice.reason });
+      await this.#recover(error, this.#step);
     }
+  }
+
+  async #recover(loss: EngineLost, at: number): Promise<void> {
+    this.#losses++;
+    if (this.#losses > LOSSES) {
+      throw new Refused(`the engine was lost ${this.#losses} times in a row: ${loss.message}`, "the last snapshot is kept; try the other engine or a smaller preset");
+    }
+    await this.#engine.close().catch(() => {});
+    const onGpu = this.#choice.engine === "webgpu";
+    if (!onGpu) this.#threads = 1;
+    else if (this.#losses > 1) this.#choice = { engine: "wasm", reason: "the GPU was lost twice", adapter: null };
+    try {
+      await this.#open();
+    } catch (error) {
+      // A GPU that was reset may not come back, or be lost again while it is set up; WebAssembly is always there.
+      if (!onGpu && !(error instanceof EngineLost)) throw error;
+      return this.#recover(error instanceof EngineLost ? error : loss, at);
+    }
+    this.#outbox.tell({ kind: "recovered", at, from: this.#step, why: loss.message });
+    this.#outbox.tell({ kind: "engine", info: this.#info, reason: this.#choice.reason });
   }
 
   // ---- the loop ---------------------------------------------------------------------------------
@@ -210,14 +218,14 @@ export class Job {
     await this.#applyMore();
     const pending: { step: number; lr: number }[] = [];
     let taken = performance.now();
-    let aside = this.#aside;
+    let { aside } = this.#watch;
     const take = async (all: boolean): Promise<void> => {
       do {
         const results = await this.#engine.results(all);
         if (results.length === 0 && !all) return;
         const now = performance.now();
-        const ms = now - taken - (this.#aside - aside);
-        [taken, aside] = [now, this.#aside];
+        const ms = now - taken - (this.#watch.aside - aside);
+        [taken, aside] = [now, this.#watch.aside];
         const speed = (results.length * tokensPerStep(this.#settings)) / Math.max(ms / 1000, 1e-9);
         for (const result of results) await this.#took(result, pending.shift(), speed);
         if (results.length === 0) await this.#breathing.now();
@@ -231,14 +239,14 @@ export class Job {
       pending.push({ step: this.#step, lr });
       const stands = this.#step === this.#steps || this.#due("training.eval_every") || this.#due("training.sample_every");
       await take(stands);
-      if (before !== null) await this.#setAside(() => this.#tellMovement(before));
+      if (before !== null) await this.#watch.setAside(() => this.#tellMovement(before));
       if (stands || this.#samples.glimpseIsDue()) {
         await take(true);
-        await this.#setAside(() => this.#sample(stands));
+        await this.#watch.setAside(() => this.#sample(stands));
       }
       if (performance.now() - this.#savedAt > 1000 * this.#site.snapshot_s) {
         await take(true);
-        await this.#setAside(() => this.#snapshot());
+        await this.#watch.setAside(() => this.#snapshot());
       }
       await this.#breathing.now();
     }
@@ -265,17 +273,6 @@ export class Job {
     return every > 0 && this.#step % every === 0;
   }
 
-  /** Runs something that is not training, and keeps its time out of tokens per second. */
-  async #setAside(action: () => Promise<void>): Promise<void> {
-    const began = performance.now();
-    await action();
-    this.#aside += performance.now() - began;
-  }
-
-  #elapsed(): number {
-    return this.#elapsedBefore + (performance.now() - this.#began) / 1000;
-  }
-
   async #took(result: StepResult, of: { step: number; lr: number } | undefined, speed: number): Promise<void> {
     if (of === undefined) return;
     const { step, lr } = of;
@@ -288,11 +285,11 @@ export class Job {
     const last = step === this.#steps;
     this.#val = null;
     const every = number(this.#settings, "training.eval_every");
-    if (last || (every > 0 && step % every === 0)) await this.#setAside(() => this.#evaluate(last));
+    if (last || (every > 0 && step % every === 0)) await this.#watch.setAside(() => this.#evaluate(last));
     else if (step % number(this.#settings, "training.log_every")) return;
     const line: MetricLine = {
       step, loss: result.loss, val_loss: this.#val, lr, grad_norm: result.gradNorm,
-      tokens_per_second: speed, elapsed_s: this.#elapsed(),
+      tokens_per_second: speed, elapsed_s: this.#watch.elapsed,
     };
     await this.#parts.run.append([line]);
     this.#outbox.line(line, this.#steps);
@@ -315,7 +312,10 @@ export class Job {
 
   async #sample(recorded: boolean): Promise<void> {
     const due = recorded && (this.#due("training.sample_every") || this.#step === this.#steps);
-    const line = await this.#samples.along(this.#step, !due, () => this.#breathing.now());
+    const line = await this.#samples.along(this.#step, !due, async () => {
+      await this.#breathing.now();
+      return this.#wish === "go" || (due && this.#wish === "pause");
+    });
     if (line === null) return;
     if (due) await this.#parts.run.appendSample(line);
     this.#outbox.tell({ kind: "sample", sample: line });
@@ -333,15 +333,15 @@ export class Job {
         threads: Number(this.#engine.info["threads"] ?? 1),
         valLoss: this.#val,
         bestValLoss: this.#best,
-        elapsedS: this.#elapsed(),
+        elapsedS: this.#watch.elapsed,
       });
       this.#saved = this.#step;
       this.#losses = 0;
       this.#outbox.tell({ kind: "saved", step: this.#step });
     } catch (error) {
       if (error instanceof EngineLost) throw error;
-      const why = error instanceof Error ? error.message : String(error);
-      this.#outbox.tell({ kind: "notice", message: `the snapshot of step ${this.#step} was not saved, and training goes on: ${why}` });
+      const { message, hint } = refusalOf(error);
+      this.#outbox.tell({ kind: "notice", until: "saved", message: `the snapshot of step ${this.#step} was not saved: ${message}${hint && `; ${hint}`}` });
     }
     if (this.#wish === "go" && this.#step < this.#steps) this.#outbox.phase("training");
   }
@@ -373,15 +373,24 @@ export class Job {
     await this.#parts.run.changeSettings(this.#settings);
   }
 
-  /** Waits while paused, or at the end, for the page. */
+  /** Waits while paused, or at the end, for the page; what could not be saved is tried again meanwhile. */
   async #asked(): Promise<void> {
     if (this.#wish === "pause") {
       await this.#surviving(() => this.#snapshot());
       if (this.#wish === "pause") this.#outbox.phase("paused");
     }
-    while (this.#wish !== "stop" && (this.#wish === "pause" || (this.#step >= this.#steps && this.#more === 0))) {
+    while (this.#waits) {
+      const again = this.#saved === this.#step ? undefined : setTimeout(() => this.#wake?.(), RETRY_MS);
       await new Promise<void>((wake) => (this.#wake = wake));
       this.#wake = null;
+      clearTimeout(again);
+      if (!this.#waits || this.#saved === this.#step) continue;
+      await this.#surviving(() => this.#snapshot());
+      if (this.#waits) this.#outbox.phase(this.#wish === "pause" ? "paused" : "finished");
     }
+  }
+
+  get #waits(): boolean {
+    return this.#wish === "pause" || (this.#wish === "go" && this.#step >= this.#steps && this.#more === 0);
   }
 }

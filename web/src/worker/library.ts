@@ -44,6 +44,7 @@ export class Library {
 
   tables(): Promise<Tables> {
     this.#tables ??= this.read("posttrainllm.json").then((bytes) => readTables(new TextDecoder().decode(bytes)));
+    this.#tables.catch(() => (this.#tables = undefined)); // here, too, the next one tries again
     return this.#tables;
   }
 
@@ -55,6 +56,7 @@ export class Library {
     let found = this.#modules.get(name);
     if (found === undefined) {
       found = this.read(name).then((bytes) => WebAssembly.compile(bytes));
+      found.catch(() => this.#modules.delete(name));
       this.#modules.set(name, found);
     }
     return found;
@@ -64,6 +66,7 @@ export class Library {
     this.#statistics ??= Promise.all([this.module("posttrain-control.wasm"), this.tables()]).then(
       ([module, tables]) => new Statistics(module, tables),
     );
+    this.#statistics.catch(() => (this.#statistics = undefined));
     return this.#statistics;
   }
 

@@ -120,8 +120,8 @@ export type ToWorker =
   | { readonly kind: "attend"; readonly id: number; readonly model: ModelSource; readonly tokens: readonly number[]; readonly prompt: number; readonly layer: number }
   | { readonly kind: "probe" }
   | { readonly kind: "examine"; readonly id: number; readonly settings: Settings; readonly text: TextSource; readonly engine: EngineChoice }
-  | { readonly kind: "train"; readonly settings: Settings; readonly text: TextSource; readonly engine: EngineChoice; readonly place: StorePlace }
-  | { readonly kind: "go-on"; readonly run: string; readonly place: StorePlace; readonly engine: EngineChoice; readonly more: number }
+  | { readonly kind: "train"; readonly settings: Settings; readonly text: TextSource; readonly engine: EngineChoice; readonly place: StorePlace; readonly turn: number }
+  | { readonly kind: "go-on"; readonly run: string; readonly place: StorePlace; readonly engine: EngineChoice; readonly more: number; readonly turn: number }
   | { readonly kind: "pause" }
   | { readonly kind: "resume" }
   | { readonly kind: "stop" }
@@ -133,7 +133,10 @@ export type FromWorker =
   /** `held`: the lock of "hello" is this worker's, for as long as it lives. */
   | { readonly kind: "ready"; readonly held: boolean }
   | { readonly kind: "failed"; readonly about: ToWorker["kind"]; readonly refusal: Refusal }
-  | { readonly kind: "notice"; readonly message: string }
+  /** `until`: what makes it untrue. */
+  | { readonly kind: "notice"; readonly message: string; readonly until?: "saved" }
+  /** From here on the messages about a run are about the one that was asked for with this turn. */
+  | { readonly kind: "begun"; readonly turn: number }
   | { readonly kind: "model"; readonly id: number; readonly parameters: number; readonly context: number; readonly layers: number; readonly heads: number; readonly info: Readonly<Record<string, string | number>> }
   | { readonly kind: "written"; readonly id: number; readonly tokens: readonly WrittenToken[]; readonly firstMs: number; readonly perSecond: number }
   | { readonly kind: "write-ended"; readonly id: number; readonly why: "length" | "stop" | "stopped" }

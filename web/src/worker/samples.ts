@@ -44,28 +44,31 @@ export class Samples {
     return performance.now() >= this.#next && number(this.#settings, "training.sample_tokens") > 0;
   }
 
-  async along(step: number, glimpse: boolean, breathe: () => Promise<void>): Promise<SampleLine | null> {
+  /** Null when `goOn` says so meanwhile, or none is wanted. */
+  async along(step: number, glimpse: boolean, goOn: () => Promise<boolean>): Promise<SampleLine | null> {
     if (number(this.#settings, "training.sample_tokens") === 0) return null;
     const began = performance.now();
-    const text = await this.#write("sample", 0, breathe);
+    const text = await this.#write("sample", 0, goOn);
     const took = performance.now() - began;
     const { share, least_s: least } = this.#site.glimpse;
     this.#next = performance.now() + Math.max(took / share, 1000 * least);
+    if (text === null) return null;
     return { step, prompt: decode(this.prompt), text, ...(glimpse ? { glimpse } : {}) };
   }
 
-  /** The texts that a verdict reads; null when `between` ended it, or none are wanted. */
-  async forVerdict(between: (done: number, of: number) => Promise<boolean>): Promise<string[] | null> {
+  /** The texts that a verdict reads; null when `goOn` says so meanwhile. */
+  async forVerdict(goOn: (done: number, of: number) => Promise<boolean>): Promise<string[] | null> {
     const count = number(this.#settings, "training.sample_tokens") ? number(this.#settings, "training.verdict_samples") : 0;
     const texts: string[] = [];
     for (let n = 0; n < count; n++) {
-      if (!(await between(n, count))) return null;
-      texts.push(await this.#write("verdict", n, async () => {}));
+      const text = (await goOn(n, count)) ? await this.#write("verdict", n, () => goOn(n, count)) : null;
+      if (text === null) return null;
+      texts.push(text);
     }
     return texts;
   }
 
-  async #write(purpose: string, n: number, breathe: () => Promise<void>): Promise<string> {
+  async #write(purpose: string, n: number, goOn: () => Promise<boolean>): Promise<string | null> {
     const written: number[] = [];
     const seed = this.#engine.control.stream(`${purpose} ${this.#settings["training.seed"]} ${n}`);
     const how = {
@@ -78,7 +81,7 @@ export class Samples {
     };
     for await (const { token } of writeTokens(this.#engine, this.#site, how)) {
       written.push(token);
-      await breathe();
+      if (!(await goOn())) return null;
     }
     return decode(written);
   }

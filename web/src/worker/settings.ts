@@ -2,6 +2,8 @@
 // Every default, limit and rule comes from posttrainllm.json.
 import type { Settings, Tables } from "../runtime/tables.ts";
 import { fill } from "../runtime/words.ts";
+import { charactersFit } from "../storage/config_check.ts";
+import { show } from "../storage/errors.ts";
 import { schemaOf, siteOf } from "./site.ts";
 import type { Rule, SettingField } from "./site.ts";
 
@@ -37,7 +39,7 @@ export function wanted(field: SettingField): string {
     integer: `a whole number ${range}`,
     number: `a number ${range}`,
     boolean: "true or false",
-    text: "text",
+    text: field.high === null ? "text" : `text of at most ${say(field.high)} characters`,
     texts: "a list of texts",
     choice: `one of ${field.choices.map((choice) => choice || "(empty)").join(", ")}`,
   }[field.kind];
@@ -51,7 +53,7 @@ export function takes(field: SettingField, value: Value): boolean {
     integer: inRange && Number.isInteger(value),
     number: inRange,
     boolean: typeof value === "boolean",
-    text: typeof value === "string",
+    text: typeof value === "string" && charactersFit(value, field.high),
     texts: Array.isArray(value),
     choice: typeof value === "string" && field.choices.includes(value),
   }[field.kind];
@@ -64,7 +66,7 @@ export function check(tables: Tables, settings: Settings): Wrong[] {
   for (const [key, field] of Object.entries(fields)) {
     const value = settings[key] ?? null;
     if (takes(field, value)) continue;
-    found.push({ key, message: `${key} must be ${wanted(field)}, got ${JSON.stringify(value)}`, hint: field.help });
+    found.push({ key, message: `${key} must be ${wanted(field)}, got ${show(value)}`, hint: field.help });
   }
   if (found.length > 0) return found;
   return siteOf(tables).rules.flatMap((rule) => broken(rule, settings));

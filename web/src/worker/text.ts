@@ -71,7 +71,7 @@ export function joinFiles(
     at += piece.length;
   }
   if (text.length === 0) throw new Refused("there is no text", "paste some, or choose a file");
-  return { text, notices };
+  return { text, notices: [...new Set(notices)] }; // two files may have one name
 }
 
 function startsWith(bytes: Bytes, hex: string): boolean {

@@ -13,9 +13,15 @@ import { Writer } from "./writer.ts";
 const post = (message: FromWorker): void => self.postMessage(message);
 const notice = (message: string): void => post({ kind: "notice", message });
 
+/** A run that the page asked for: what it wants of it while it is being opened, and its job from then on. */
+interface Turn {
+  wish: "resume" | "pause" | "stop";
+  job: Job | null;
+}
+
 let library: Library;
 let writer: Writer;
-let job: Job | null = null;
+let turn: Turn = { wish: "stop", job: null };
 let ended: Promise<void> = Promise.resolve();
 let examined = 0;
 
@@ -35,20 +41,18 @@ async function perform(message: ToWorker): Promise<void> {
       return examineFor(message);
     case "train":
     case "go-on":
-      job?.stop();
-      await ended;
-      ended = train(message);
-      return ended;
+      wish("stop");
+      turn = { wish: "resume", job: null };
+      ended = next(ended, turn, message);
+      return;
     case "pause":
-      return job?.pause();
     case "resume":
-      return job?.resume();
     case "stop":
-      return job?.stop();
+      return wish(message.kind);
     case "save":
-      return job?.save();
+      return turn.job?.save();
     case "more":
-      return job?.more(message.steps);
+      return turn.job?.more(message.steps);
     default:
       return message satisfies never;
   }
@@ -85,8 +89,27 @@ async function examineFor(message: Extract<ToWorker, { kind: "examine" }>): Prom
   }
 }
 
-async function train(message: Extract<ToWorker, { kind: "train" | "go-on" }>): Promise<void> {
+type Asked = Extract<ToWorker, { kind: "train" | "go-on" }>;
+
+function wish(what: Turn["wish"]): void {
+  turn.wish = what;
+  turn.job?.[what]();
+}
+
+/** Trains when the run before has ended, however it ended; what goes wrong is told before the next one begins. */
+async function next(before: Promise<void>, mine: Turn, message: Asked): Promise<void> {
+  await before;
+  post({ kind: "begun", turn: message.turn });
+  try {
+    await train(message, mine);
+  } catch (error) {
+    fail(message, error);
+  }
+}
+
+async function train(message: Asked, mine: Turn): Promise<void> {
   const outbox = new Outbox(post);
+  const unwanted = (): boolean => mine.wish === "stop";
   outbox.phase("opening");
   const tables = await library.tables();
   const store = await openRuns(library, message.place, notice);
@@ -95,25 +118,30 @@ async function train(message: Extract<ToWorker, { kind: "train" | "go-on" }>): P
     const first = (await run?.latest()) ?? null;
     first?.notices.forEach(notice);
     const wanted = run?.settings ?? (message.kind === "train" ? message.settings : {});
-    const found = await examine(library, wanted, run === null ? textOf(message) : await ownText(run), message.engine);
-    if (found === null) return;
+    const text = run === null ? textOf(message) : await ownText(run);
+    const found = unwanted() ? null : await examine(library, wanted, text, message.engine, () => !unwanted());
+    if (found === null) {
+      await run?.close();
+      return outbox.phase("stopped");
+    }
     const { facts, corpus, choice } = found;
     const settings = { ...wanted, "engine.name": choice.engine };
     const held = run ?? (await store.create(undefined, settings, { name: corpus.name, text: corpus.text, bundled: corpus.bundled }));
-    job = new Job({
+    mine.job = new Job({
       place: { host: library.host, tables, notice },
       statistics: await library.statistics(),
       storePlace: message.place,
       run: held,
       settings, corpus, choice, facts, first, outbox,
     });
-    if (message.kind === "go-on" && message.more > 0) job.more(message.more);
-    await job.run();
+    if (message.kind === "go-on" && message.more > 0) mine.job.more(message.more);
+    mine.job[mine.wish]();
+    await mine.job.run();
   } catch (error) {
     await run?.close();
     throw error;
   } finally {
-    job = null;
+    mine.job = null;
   }
 }
 
@@ -125,8 +153,8 @@ async function ownText(run: RunHandle): Promise<TextSource> {
   return { kind: "own", name, files: [{ name, bytes: await run.corpus() }] };
 }
 
+const fail = ({ kind }: ToWorker, error: unknown): void => post({ kind: "failed", about: kind, refusal: refusalOf(error) });
+
 self.onmessage = (event: MessageEvent<ToWorker>) => {
-  perform(event.data).catch((error: unknown) => {
-    post({ kind: "failed", about: event.data.kind, refusal: refusalOf(error) });
-  });
+  perform(event.data).catch((error: unknown) => fail(event.data, error));
 };

@@ -1,4 +1,5 @@
 // writer.ts: writes with one model at a time, which stays open for the next text.
+import { EngineLost } from "../runtime/engine.ts";
 import type { Engine, Tensors } from "../runtime/engine.ts";
 import { number } from "../runtime/program.ts";
 import type { Settings } from "../runtime/tables.ts";
@@ -15,6 +16,8 @@ import { schemaOf } from "./site.ts";
 
 const SHOWN = 12; // candidates that are told with each token
 const GAP_MS = 40; // between two messages: text should flow
+
+type AskedText = Extract<ToWorker, { kind: "write" }>;
 
 interface Open {
   readonly key: string;
@@ -41,10 +44,20 @@ export class Writer {
     this.#turn++;
   }
 
-  async write(asked: Extract<ToWorker, { kind: "write" }>): Promise<void> {
+  async write(asked: AskedText): Promise<void> {
     const turn = ++this.#turn;
+    const opening = this.#model(asked.model);
+    try {
+      await this.#write(asked, turn, opening);
+    } catch (error) {
+      if (error instanceof EngineLost) this.#forget(opening); // the next text opens another one
+      if (turn === this.#turn) throw error;
+    }
+  }
+
+  async #write(asked: AskedText, turn: number, opening: Promise<Open>): Promise<void> {
     const began = performance.now();
-    const { engine, settings, params } = await this.#model(asked.model);
+    const { engine, settings, params } = await opening;
     if (turn !== this.#turn) return;
     const context = number(settings, "model.n_ctx");
     this.#post({
@@ -114,13 +127,18 @@ export class Writer {
     this.#post({ kind: "attention", id: asked.id, attention: { layer: asked.layer, heads, first, weights } });
   }
 
-  async #model(source: ModelSource): Promise<Open> {
+  #forget(opened: Promise<Open>): void {
+    if (this.#open === opened) this.#open = null;
+  }
+
+  #model(source: ModelSource): Promise<Open> {
     const key = JSON.stringify(source);
     if (this.#open === null || key !== this.#key) {
       const before = this.#open;
       this.#key = key;
-      this.#open = this.#load(source, key, before);
-      this.#open.catch(() => (this.#open = null));
+      const opening = this.#load(source, key, before);
+      this.#open = opening;
+      opening.catch(() => this.#forget(opening));
     }
     return this.#open;
   }

@@ -14,6 +14,8 @@ export interface Row extends RunSummary {
 }
 
 export interface Removed {
+  /** Its own, unlike the name. */
+  readonly id: string;
   readonly name: string;
   readonly bytes: number;
   readonly restore: Undo;

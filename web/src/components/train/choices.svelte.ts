@@ -72,7 +72,7 @@ class Choices {
       if (wrong === undefined) this.changes = changes;
       else rejected.push(`${wrong.message}; ${wrong.hint}`);
     }
-    this.rejected = rejected;
+    this.rejected = short([...new Set(rejected)]);
   }
 
   /** The address of this page that brings these choices back; a text of one's own does not go with it. */
@@ -84,6 +84,11 @@ class Choices {
     return address.href;
   }
 }
+
+const MOST_REJECTED = 8; // are listed one by one
+
+const short = (texts: readonly string[]): readonly string[] =>
+  texts.length <= MOST_REJECTED ? texts : [...texts.slice(0, MOST_REJECTED), `and ${texts.length - MOST_REJECTED} more`];
 
 const quoted = (text: string): string => JSON.stringify(text.length > 40 ? `${text.slice(0, 37)}...` : text);
 

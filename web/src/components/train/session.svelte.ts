@@ -21,6 +21,9 @@ const DEATHS = 3; // of the worker, with no snapshot in between, before a run is
 const KEPT_NOTICES = 4;
 
 const OF_A_RUN: ReadonlySet<FromWorker["kind"]> = new Set(["started", "phase", "progress", "sample", "saved", "movement", "recovered", "engine", "verdict"]);
+const ASKED: ReadonlySet<ToWorker["kind"]> = new Set(["train", "go-on"]);
+/** Whether a message is about the run that the worker has at work. */
+const ofARun = (message: FromWorker): boolean => OF_A_RUN.has(message.kind) || (message.kind === "failed" && ASKED.has(message.about));
 
 class Session {
   speed = $state.raw<Speed | null>(null);
@@ -51,10 +54,13 @@ class Session {
   #desk: Desk | null = null;
   #engine: EngineChoice = "auto";
   #deaths = 0;
+  readonly #passing = new Set<string>(); // notices that hold until a snapshot is saved
   #id = 0;
   #measuring = false;
   #watched = false;
-  #left = false; // the run that the worker still tells of was left
+  #turn = 0; // of the run that was asked for last
+  #begun = false; // until then the worker tells of the run before, which was left
+  #wish: Wish | null = null; // was asked about last
 
   get running(): boolean {
     return this.phase !== null && !["stopped", "finished", "paused"].includes(this.phase);
@@ -75,21 +81,30 @@ class Session {
   /** Asks what is known of a run before it starts; the answer to the last question counts. */
   examine(wish: Wish): void {
     this.examining = true;
+    this.#wish = wish;
     this.#worker().post({ kind: "examine", id: ++this.#id, settings: plain(wish.settings), text: wish.text, engine: wish.engine });
   }
 
+  /** Begins a run; a run that is at work is not put away for it: that takes pausing or stopping. */
   start(wish: Wish): void {
+    if (this.running) return;
     this.#fresh();
-    void askToKeep();
+    askToKeep().catch(() => {}); // a browser that keeps nothing for good
     this.#engine = wish.engine;
-    this.#worker().post({ kind: "train", settings: plain(wish.settings), text: wish.text, engine: wish.engine, place: wish.place });
+    this.#worker().post({ kind: "train", settings: plain(wish.settings), text: wish.text, engine: wish.engine, place: wish.place, turn: this.#next() });
   }
 
-  /** Goes on with a run that is kept; `more` steps beyond its last one. */
+  /** Goes on with a run that is kept, unless one is at work; `more` steps beyond its last one. */
   goOn(run: string, place: StorePlace, more = 0, engine: EngineChoice = "auto"): void {
+    if (this.running) return;
     this.#fresh();
     this.#engine = engine;
-    this.#worker().post({ kind: "go-on", run, place, engine, more });
+    this.#worker().post({ kind: "go-on", run, place, engine, more, turn: this.#next() });
+  }
+
+  #next(): number {
+    this.#begun = false;
+    return ++this.#turn;
   }
 
   pause(): void {
@@ -112,7 +127,7 @@ class Session {
   /** Back to the choices; the run is kept. */
   leave(): void {
     this.#tell({ kind: "stop" });
-    this.#left = true;
+    this.#next();
     this.phase = null;
     this.problem = null;
     this.notices = [];
@@ -128,7 +143,6 @@ class Session {
 
   #fresh(): void {
     this.phase = "opening";
-    this.#left = false;
     this.problem = null;
     this.verdict = null;
     this.movement = null;
@@ -165,7 +179,13 @@ class Session {
     this.#measuring = false;
     const worked = this.running || this.phase === "paused";
     if (!worked) {
-      if (measuring && this.#deaths <= DEATHS) this.measure();
+      if (this.#deaths > DEATHS) {
+        this.refusal = { message: `the training worker does not start: ${why}`, hint: "reload the page" };
+        this.examining = false;
+        return;
+      }
+      if (measuring) this.measure();
+      if (this.examining && this.#wish) this.examine(this.#wish);
       return;
     }
     if (this.run === "" || this.#deaths > DEATHS) {
@@ -175,7 +195,7 @@ class Session {
     }
     this.#note(`The worker was lost (${why}) at step ${this.step}; the run goes on from its last snapshot, and ${this.step - this.saved} steps are done again.`);
     this.phase = "opening";
-    this.#worker().post({ kind: "go-on", run: this.run, place: this.place, engine: this.#engine, more: 0 });
+    this.#worker().post({ kind: "go-on", run: this.run, place: this.place, engine: this.#engine, more: 0, turn: this.#next() });
   }
 
   #note(message: string): void {
@@ -183,8 +203,11 @@ class Session {
   }
 
   #told(message: FromWorker): void {
-    if (this.#left && OF_A_RUN.has(message.kind)) return;
+    if (!this.#begun && ofARun(message)) return;
     switch (message.kind) {
+      case "begun":
+        this.#begun = message.turn === this.#turn;
+        break;
       case "speed":
         this.speed = message.speed;
         break;
@@ -206,6 +229,7 @@ class Session {
         break;
       case "phase":
         [this.phase, this.done, this.of] = [message.phase, message.done, message.of];
+        if (message.phase === "stopped" && this.run === "") this.phase = null; // before there was anything to keep
         break;
       case "progress":
         [this.step, this.steps] = [message.step, message.steps];
@@ -218,6 +242,8 @@ class Session {
         break;
       case "saved":
         this.saved = message.step;
+        for (const notice of this.#passing) this.dismiss(notice);
+        this.#passing.clear();
         this.#deaths = 0;
         break;
       case "movement":
@@ -237,6 +263,7 @@ class Session {
         this.verdict = message.verdict;
         break;
       case "notice":
+        if (message.until === "saved") this.#passing.add(message.message);
         this.#note(message.message);
         break;
       case "failed":

@@ -1,0 +1,230 @@
+"""What happens to a page: hostile links, impatient hands, storage that is cleared or full, workers that end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_cases import train_config
+from posttrainllm.config import TrainConfig, replace
+from site_visits import Visit, built_site, chromium, playwright, served, visit
+
+SHORT = {
+    "training.eval_windows": 4,
+    "training.final_windows": 8,
+    "training.verdict_samples": 1,
+    "training.sample_tokens": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(built_site(tmp_path_factory)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright() as tools, chromium(tools) as opened:
+        yield opened
+
+
+@pytest.fixture
+def visitor(browser: Any, address: str) -> Iterator[Visit]:
+    with visit(browser, address) as opened:
+        yield opened
+
+
+def run_of(steps: int, **changes: object) -> TrainConfig:
+    """A tiny run; ``changes`` with two underscores for the dot of a setting's name."""
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return replace(
+        train_config("tiny"),
+        {**SHORT, "training.steps": steps, "schedule.warmup_steps": 1, **given},
+    )
+
+
+def press(visitor: Visit, name: str) -> None:
+    visitor.page.get_by_role("button", name=name, exact=True).click()
+
+
+def training_workers(visitor: Visit) -> list[Any]:
+    """Those that train or examine; the others are their threads."""
+    return [worker for worker in visitor.page.workers if "/worker-" in worker.url]
+
+
+def clear_storage(visitor: Visit) -> None:
+    """As a person does in the settings of the browser."""
+    origin = visitor.address.rstrip("/")
+    asked = {"origin": origin, "storageTypes": "all"}
+    visitor.context.new_cdp_session(visitor.page).send("Storage.clearDataForOrigin", asked)
+
+
+def limit_storage(visitor: Visit, size: int | None) -> Any:
+    """Leave the page so many bytes, or what the browser gives; the session must be kept."""
+    session = visitor.context.new_cdp_session(visitor.page)
+    given = {} if size is None else {"quotaSize": size}
+    session.send("Storage.overrideQuotaForOrigin", {"origin": visitor.address.rstrip("/"), **given})
+    return session
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("preset=constructor", 'preset "constructor": there is none of that name'),
+        ("preset=__proto__", 'preset "__proto__": there is none of that name'),
+        ("toString=1&__proto__=2", '"toString": a tab has no such setting'),
+        ("foo=1&foo=1", '"foo": a tab has no such setting'),
+        ("training.steps=NaN&training.steps=NaN", 'training.steps "NaN": must be a whole number'),
+        ("&".join(f"a{n}=1" for n in range(40)), "and 32 more"),
+        ("preset=<img src=x onerror=alert(1)>", 'preset "<img src=x onerror=alert(1)>"'),
+    ],
+)
+def test_a_link_with_odd_names_is_refused_in_words(visitor: Visit, query: str, said: str) -> None:
+    page = visitor.page
+    page.goto(f"{visitor.address}train/?{query}")
+    page.locator("button.start:not([disabled])").wait_for()
+    assert said in page.inner_text("main")
+
+
+def test_a_run_starts_after_one_that_failed(visitor: Visit) -> None:
+    diverges = {"schedule__learning_rate": 10.0, "optimizer__weight_decay": 10.0}
+    visitor.start(run_of(400, schedule__warmup_steps=0, **diverges))
+    visitor.page.get_by_text("is not a finite number").wait_for()
+    visitor.page.get_by_text("stopped; nothing was saved").wait_for()
+    press(visitor, "New run")
+    visitor.page.locator("button.start:not([disabled])").click()
+    visitor.page.get_by_role("heading", name="tiny-002").wait_for()
+
+
+def test_impatient_hands_start_one_run_and_lose_nothing(visitor: Visit) -> None:
+    page = visitor.page
+    visitor.open("train/", preset="tiny", **{"training.steps": 100_000})
+    page.locator("button.start:not([disabled])").wait_for()
+    page.evaluate(CLICK, ["Start training", 3])
+    visitor.reach(5)
+    page.evaluate(CLICK, ["Pause|Resume", 51])
+    page.get_by_text("paused; saved").wait_for()
+    page.evaluate(CLICK, ["Stop", 3])
+    page.get_by_text("stopped; saved").wait_for()
+    at = int(page.locator("progress").get_attribute("value"))
+    page.evaluate(CLICK, ["Go on", 3])
+    visitor.reach(at + 5)
+    press(visitor, "Stop")
+    page.get_by_text("stopped; saved").wait_for()
+    assert len(visitor.losses("tiny-001")) >= at + 5
+    visitor.open("runs/")
+    page.locator("li.run").first.wait_for()
+    assert page.locator("li.run h3").all_inner_texts() == ["tiny-001"]
+
+
+CLICK = """async ([names, times]) => {
+  const wanted = new RegExp(`^(${names})$`);
+  for (let n = 0; n < times; n++) {
+    const found = [...document.querySelectorAll("button")].find((one) => wanted.test(one.innerText) && !one.disabled);
+    found?.click();
+    if (names.includes("|")) await new Promise((later) => setTimeout(later, n % 5 * 4));
+  }
+}"""
+
+
+def test_stop_ends_a_sample_however_long_it_is(visitor: Visit) -> None:
+    visitor.start(run_of(50, training__sample_tokens=1_000_000))
+    visitor.reach(1)
+    press(visitor, "Stop")
+    visitor.page.get_by_text("stopped; saved").wait_for()
+
+
+def test_a_worker_that_ends_while_it_reads_the_text_is_replaced(visitor: Visit) -> None:
+    page = visitor.open("train/", preset="tiny")
+    page.locator("button.start:not([disabled])").wait_for()
+    page.get_by_label("paste your own").check()
+    page.get_by_label("Your text").fill("the cat sat on the mat. " * 40_000)
+    page.wait_for_timeout(350)
+    for worker in training_workers(visitor):
+        worker.evaluate("self.close()")
+    page.get_by_text("pasted text: 864 kB to train on").wait_for()
+
+
+def test_files_of_one_name_are_noticed_once(visitor: Visit, tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "a.txt" for folder in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(b"the cat sat\r\n" * 200)
+    page = visitor.open("train/", preset="tiny")
+    page.get_by_label("files", exact=True).check()
+    page.set_input_files("input[type=file]", paths)
+    page.get_by_text("ends its lines with CR LF").wait_for()
+    page.get_by_text("2 files: 4.7 kB to train on").wait_for()
+
+
+def test_storage_that_is_cleared_under_a_run_is_filled_again(visitor: Visit) -> None:
+    page = visitor.page
+    visitor.start(run_of(100_000))
+    visitor.reach(10)
+    press(visitor, "Pause")
+    page.get_by_text("paused; saved").wait_for()
+    clear_storage(visitor)
+    press(visitor, "Resume")
+    visitor.reach(30)
+    press(visitor, "Pause")
+    page.get_by_text("paused; saved").wait_for()
+    paused = int(page.locator("progress").get_attribute("value"))
+    page.reload()
+    page.get_by_text("stopped at step").wait_for()
+    press(visitor, "Go on")
+    visitor.reach(paused + 5)
+    press(visitor, "Stop")
+    page.get_by_text("stopped; saved").wait_for()
+    steps = [line["step"] for line in visitor.metrics("tiny-001")]
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    assert steps[-1] >= paused + 5
+
+
+def test_what_a_full_browser_did_not_save_is_saved_when_there_is_room(visitor: Visit) -> None:
+    page = visitor.page
+    visitor.start(run_of(100_000))
+    visitor.reach(5)
+    full = limit_storage(visitor, 200_000)
+    press(visitor, "Pause")
+    page.get_by_text("paused; nothing was saved").wait_for()
+    page.get_by_text("gives the page no more room").wait_for()
+    full.detach()
+    limit_storage(visitor, None)
+    page.get_by_text("paused; saved").wait_for()
+    assert page.get_by_text("gives the page no more room").count() == 0
+
+
+def test_runs_are_deleted_in_a_full_browser(visitor: Visit) -> None:
+    page = visitor.page
+    visitor.start(run_of(3))
+    visitor.finish()
+    page.get_by_role("button", name="2 min more").wait_for()
+    page.goto(visitor.address + "runs/")
+    page.locator("li.run").wait_for()
+    full = limit_storage(visitor, 1000)
+    press(visitor, "Rename")
+    page.get_by_label("new name of tiny-001").fill("other")
+    page.keyboard.press("Enter")
+    page.get_by_text("Cannot rename run tiny-001: this browser gives the page no more").wait_for()
+    press(visitor, "Cancel")
+    press(visitor, "Delete")
+    page.locator("li.run").wait_for(state="detached")
+    press(visitor, "Undo")
+    page.get_by_text("the browser was too full to remember it").wait_for()
+    full.detach()
+
+
+def test_runs_of_one_name_are_deleted_one_after_the_other(visitor: Visit) -> None:
+    page = visitor.page
+    for _ in range(2):
+        visitor.start(run_of(3))
+        visitor.finish()
+        page.get_by_role("button", name="2 min more").wait_for()
+        page.goto(visitor.address + "runs/")
+        press(visitor, "Delete")
+        page.locator("li.run").wait_for(state="detached")
+    page.get_by_text("Deleted runs (2").wait_for()
