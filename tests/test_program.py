@@ -16,9 +16,11 @@ from posttrainllm.program import (
     FIRST,
     LAST,
     Bound,
+    Buffer,
     Call,
     Extent,
     Program,
+    Step,
     in_layer,
 )
 from posttrainllm.validate import sizes_of, validate
@@ -175,12 +177,12 @@ def test_names_follow_the_layer() -> None:
 
 def test_sizes_are_found_in_the_shapes() -> None:
     shapes = {"o": ("B*T", "C"), "l": ("B", "H", "T"), "q": ("B*T", "3*C"), "s": ("B*T",)}
-    call = Call("attention_forward", ("o", "l"), ("q", "s"))
-
-    def shape_of(name: str) -> tuple[Extent, ...]:
-        return tuple(Extent.parse(entry) for entry in shapes[name])
-
-    found = sizes_of(call, shape_of, "here")
+    step = Step(Call("attention_forward", ("o", "l"), ("q", "s")))
+    buffers = {
+        name: Buffer(name, tuple(map(Extent.parse, shape)), "scratch")
+        for name, shape in shapes.items()
+    }
+    found = sizes_of(step, buffers, "here")
     assert {letter: str(extent) for letter, extent in found.items()} == {
         "B": "B",
         "T": "T",

@@ -50,6 +50,7 @@ __all__ = [
     "Setting",
     "TrainConfig",
     "changed_settings",
+    "fitting_warmup",
     "from_toml",
     "given_settings",
     "load_config",
@@ -62,6 +63,8 @@ __all__ = [
 FORMAT = 1
 """Version of the TOML and JSON forms. A reader refuses a newer one and keeps reading older ones."""
 
+WARMUP_DIVISOR = 2
+"""The part of a short run that is warm-up."""
 
 MAX_TOML = 1 << 20  # characters; /dev/zero and a text given by mistake have more
 
@@ -211,6 +214,11 @@ def schema_json() -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
+def fitting_warmup(warmup: int, steps: int) -> int:
+    """The steps of warm-up in a run of ``steps``, where none were asked for: ``warmup``, but half of the run at the most."""
+    return max(0, min(warmup, steps // WARMUP_DIVISOR))
+
+
 def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
     """Lay the sources over each other, the last on top, and keep where each value came from, if not straight from the user."""
     given: dict[str, object] = {"preset": DEFAULT_PRESET}
@@ -226,7 +234,7 @@ def _merge(layers: list[tuple[str, dict[str, object]]]) -> TrainConfig:
     values: dict[str, object] = {**PRESETS[name].settings(), **given}
     steps, warmup = values["training.steps"], PRESETS[name].warmup_steps
     if "schedule.warmup_steps" not in given and isinstance(steps, int):
-        values["schedule.warmup_steps"] = max(0, min(warmup, steps // 2))
+        values["schedule.warmup_steps"] = fitting_warmup(warmup, steps)
     return _build(values, origins)
 
 

@@ -12,12 +12,13 @@ import codecs
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from posttrainllm.config import SETTINGS, load_config
+from posttrainllm.config import SETTINGS, WARMUP_DIVISOR, load_config
 from posttrainllm.gallery.catalogue import cards
 from posttrainllm.sections import MAX_POSITIONS
 from posttrainllm.shape import MAX_PARAMETERS
 from posttrainllm.site_terms import TERMS
 from posttrainllm.text import files
+from posttrainllm.training.generate import KEPT_DIVISOR
 from posttrainllm.training.samples import PROMPT_DIVISOR
 
 
@@ -119,10 +120,6 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
 """What a configuration must fulfil beyond the range of each value."""
 
 
-KEPT_DIVISOR: Final = 2
-"""The part of a full context that is read again (``training/generate.py``)."""
-
-
 def site() -> dict[str, Any]:
     """Everything that is for the pages alone."""
     return {
@@ -134,7 +131,11 @@ def site() -> dict[str, Any]:
         },
         "rules": list(RULES),
         "max_parameters": MAX_PARAMETERS,
-        "short_run": {"key": "schedule.warmup_steps", "of": "training.steps", "divisor": 2},
+        "short_run": {
+            "key": "schedule.warmup_steps",
+            "of": "training.steps",
+            "divisor": WARMUP_DIVISOR,
+        },
         "first": {"model": FIRST, "prompt": "ROMEO:", "tokens": 600},
         "models": _models(),
         "probe": {

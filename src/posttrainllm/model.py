@@ -17,13 +17,11 @@ from posttrainllm.extent import FIRST, Bound
 from posttrainllm.ops import ADD, BETA, CHUNK, SCALARS, WRITE
 from posttrainllm.optim import update_program
 from posttrainllm.plan import chunk_rows
-from posttrainllm.program import Program, Role
+from posttrainllm.program import Init, Program, Role
 
 ROWS = "B*T"
-THROUGH_LAST = (
-    FIRST,
-    Bound(True, 1),
-)  # layers 0 .. L: the residual stream has one more entry than there are layers
+# Layers 0 .. L: the residual stream has one more entry than there are layers.
+THROUGH_LAST = (FIRST, Bound(from_last=True, offset=1))
 
 
 class _Builder:
@@ -59,15 +57,15 @@ def _parameters(p: Program, config: GPTConfig, *, trains: bool) -> None:
     tables = [("wte.weight", ("V", "C")), ("wpe.weight", ("S", "C"))]
     if not config.tied:
         tables.append(("lm_head.weight", ("V", "C")))
-    matrices = [
+    matrices: list[tuple[str, str, str, Init]] = [
         ("h.{i}.attn.c_attn", "C", "3*C", "normal"),
         ("h.{i}.attn.c_proj", "C", "C", "residual"),
         ("h.{i}.mlp.c_fc", "C", "F", "normal"),
         ("h.{i}.mlp.c_proj", "F", "C", "residual"),
     ]
 
-    def declare(name: str, *shape: str, init: str, decay: bool) -> None:
-        p.buffer(name, *shape, role="param", init=init, decay=decay)  # type: ignore[arg-type]
+    def declare(name: str, *shape: str, init: Init, decay: bool) -> None:
+        p.buffer(name, *shape, role="param", init=init, decay=decay)
         if trains:
             p.buffer(f"grad.{name}", *shape, role="grad")
 

@@ -308,23 +308,20 @@ def _bind_step(
 ) -> BoundCall:
     row = OPS[step.call.op]
 
-    def shape_of(operand: str) -> Shape:
-        shape = buffers[step.name_of(operand)].shape
-        return (
-            (step.rows, *shape[1:]) if step.rows is not None and operand.endswith(ROWS) else shape
-        )
-
     def place_of(operand: str | None) -> Place | None:
         if operand is None:
             return None
-        place, shape = places[step.name_of(operand)], _numbers(shape_of(operand), dims)
+        place, shape = (
+            places[step.name_of(operand)],
+            _numbers(step.shape_of(operand, buffers), dims),
+        )
         offset = place.offset
         if operand.endswith(ROWS):
             assert step.chunk is not None
             offset += step.chunk * math.prod(shape)
         return Place(place.region, offset, shape)
 
-    sizes = sizes_of(step.call, shape_of, where)
+    sizes = sizes_of(step, buffers, where)
     return BoundCall(
         step.call.op,
         tuple(place_of(operand) for operand in step.call.operands),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -107,9 +107,17 @@ class Step:
     chunk: int | None = None
     rows: Extent | None = None
 
-    def name_of(self, operand: str) -> str:
+    @staticmethod
+    def name_of(operand: str) -> str:
         """The buffer an operand lies in."""
         return operand.removesuffix(ROWS)
+
+    def shape_of(self, operand: str, buffers: Mapping[str, Buffer]) -> Shape:
+        """The shape of an operand: its buffer's, or that of the window of rows in it."""
+        shape = buffers[self.name_of(operand)].shape
+        if self.rows is None or not operand.endswith(ROWS):
+            return shape
+        return (self.rows, *shape[1:])
 
 
 class Program:

@@ -8,12 +8,12 @@ What this is not: it computes nothing and allocates nothing. Read next: ``plan.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from posttrainllm.errors import ProgramError
-from posttrainllm.extent import ONE, Extent, Shape, shape_text
+from posttrainllm.extent import ONE, Extent, shape_text
 from posttrainllm.ops import ADD, BETA, OPS, WRITE, Op, Operand
-from posttrainllm.program import ROWS, Call, Program, Step
+from posttrainllm.program import ROWS, Buffer, Call, Program, Role, Step
 
 ALWAYS_THERE = ("param", "grad", "moment", "state", "input")
 
@@ -25,12 +25,12 @@ def operand_shape(operand: Operand, call: Call) -> tuple[str, ...]:
     )
 
 
-def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[str, Extent]:
+def sizes_of(step: Step, buffers: Mapping[str, Buffer], where: str) -> dict[str, Extent]:
     """Match a call's buffers against the op table and give the extent of every letter.
 
     Raises: ProgramError, naming both buffers that disagree.
     """
-    row = OPS[call.op]
+    call, row = step.call, OPS[step.call.op]
     known: dict[str, tuple[Extent, str]] = {}
     waiting: list[tuple[Extent, Extent, str]] = []
     for operand, name in zip(row.operands, call.operands, strict=True):
@@ -40,7 +40,7 @@ def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[s
                     f"{where}: {operand.name} is missing and {call.op} cannot do without it"
                 )
             continue
-        wanted, got = operand_shape(operand, call), shape_of(name)
+        wanted, got = operand_shape(operand, call), step.shape_of(name, buffers)
         if len(wanted) != len(got):
             raise ProgramError(
                 f"{where}: {operand.name} {name!r} is {shape_text(got)} but {call.op} takes ({', '.join(wanted)})"
@@ -63,7 +63,7 @@ def sizes_of(call: Call, shape_of: Callable[[str], Shape], where: str) -> dict[s
             if rest is None or (not unknown and rest != ONE):
                 others = sorted({known[letter][1] for letter in pattern.dims if letter in known})
                 raise ProgramError(
-                    f"{where}: {name!r} is {shape_text(shape_of(name))} where {pattern} = {left} was wanted"
+                    f"{where}: {name!r} is {shape_text(step.shape_of(name, buffers))} where {pattern} = {left} was wanted"
                     + (
                         f", as {' and '.join(map(repr, others))} {'say' if len(others) > 1 else 'says'}"
                         if others
@@ -88,7 +88,7 @@ def validate(program: Program) -> None:
     is lost. What it cannot see is a term that is missing from a sum: that takes numbers, which the gradient tests have.
     """
     buffers = program.instances(n_layer=2)
-    live = _Liveness(program.name)
+    live = _Liveness(program.name, {name: buffer.role for name, buffer in buffers.items()})
     for index, step in enumerate(program.expand(n_layer=2, n_chunks=2)):
         call, where = step.call, f"program {program.name}, call {index} {step.call.op}"
         _check_form(call, where)
@@ -98,14 +98,7 @@ def validate(program: Program) -> None:
                 raise ProgramError(f"{where}: buffer {step.name_of(name)!r} is not declared")
             if name.endswith(ROWS) and step.rows is None:
                 raise ProgramError(f"{where}: {name!r} is a window of rows outside a row block")
-
-        def shape_of(name: str, step: Step = step) -> Shape:
-            shape = buffers[step.name_of(name)].shape
-            return (
-                (step.rows, *shape[1:]) if step.rows is not None and name.endswith(ROWS) else shape
-            )
-
-        sizes_of(call, shape_of, where)
+        sizes_of(step, buffers, where)
         for wanted, given in zip(row.operands, call.operands, strict=True):
             if given is not None and buffers[step.name_of(given)].dtype != wanted.dtype:
                 found = buffers[step.name_of(given)].dtype
@@ -113,7 +106,7 @@ def validate(program: Program) -> None:
                     f"{where}: {wanted.name} {given!r} is {found} but {call.op} takes {wanted.dtype}"
                 )
         _check_aliases(call, where)
-        live.visit(step, row, {name: buffers[name].role for name in buffers}, where)
+        live.visit(step, row, where)
     live.finish()
 
 
@@ -154,18 +147,18 @@ def _check_aliases(call: Call, where: str) -> None:
 class _Liveness:
     """Which buffers hold something, and whether anybody has looked at it since."""
 
-    def __init__(self, program: str) -> None:
-        self.program = program
+    def __init__(self, program: str, roles: Mapping[str, Role]) -> None:
+        self.program, self.roles = program, roles
         self.written: dict[str, set[int | None]] = {}
         self.unread: dict[tuple[str, int | None], str] = {}
 
-    def visit(self, step: Step, row: Op, roles: dict[str, str], where: str) -> None:
+    def visit(self, step: Step, row: Op, where: str) -> None:
         call = step.call
         for read in (name for name in call.inputs if name is not None):
-            self._read(read, step, roles, where)
+            self._read(read, step, where)
         for index, (operand, name) in enumerate(zip(row.outputs, call.outputs, strict=True)):
             buffer, chunk = step.name_of(name), step.chunk if name.endswith(ROWS) else None
-            role = roles[buffer]
+            role = self.roles[buffer]
             adds = operand.mode == "update" or (
                 operand.mode == "accumulate" and call.attrs.get("accumulate") == ADD
             )
@@ -178,7 +171,7 @@ class _Liveness:
                     raise ProgramError(
                         f"{where}: adds to {name!r}, which no call of this program has started"
                     )
-                self._read(name, step, roles, where)
+                self._read(name, step, where)
             elif role in ("grad", "saved") and self._holds(buffer, chunk):
                 kind = "a gradient is started" if role == "grad" else "saved for the backward pass"
                 raise ProgramError(
@@ -202,11 +195,12 @@ class _Liveness:
         held = self.written.get(buffer, set())
         return bool(held) if chunk is None else None in held or chunk in held
 
-    def _read(self, operand: str, step: Step, roles: dict[str, str], where: str) -> None:
+    def _read(self, operand: str, step: Step, where: str) -> None:
         buffer, chunk = step.name_of(operand), step.chunk if operand.endswith(ROWS) else None
         held = self.written.get(buffer, set())
         whole = None in held or held == {0, 1}
-        if roles[buffer] not in ALWAYS_THERE and not whole and (chunk is None or chunk not in held):
+        there = whole or self.roles[buffer] in ALWAYS_THERE
+        if not there and (chunk is None or chunk not in held):
             raise ProgramError(f"{where}: reads {operand!r} before anything has written it")
         for key in [
             key

@@ -23,6 +23,9 @@ from posttrainllm.control import penalize, sample
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
 
+KEPT_DIVISOR = 2
+"""The part of a full context that is read again."""
+
 Logits = NDArray[Any]
 Prompt = Sequence[int] | NDArray[np.int32]
 
@@ -66,7 +69,7 @@ class _Row:
         self.recent.append(token)
         self.window.append(token)
         if len(self.window) > self.n_ctx:
-            self.window = self.window[-max(1, self.n_ctx // 2) :]
+            self.window = self.window[-max(1, self.n_ctx // KEPT_DIVISOR) :]
         return Written(token, probability)
 
 

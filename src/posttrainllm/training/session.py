@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace as replace_fields
 from pathlib import Path
 
-from posttrainllm.config import SETTINGS, TrainConfig, replace, settings_of
+from posttrainllm.config import SETTINGS, TrainConfig, fitting_warmup, replace, settings_of
 from posttrainllm.engines.base import F32
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
@@ -175,7 +175,7 @@ def _with_warmup(state: TrainerState, changes: Mapping[str, object]) -> Mapping[
     steps, warmup = changes.get("training.steps"), "schedule.warmup_steps"
     if state.step or not isinstance(steps, int) or warmup in changes:
         return changes
-    return {**changes, warmup: max(0, min(state.config.schedule.warmup_steps, steps // 2))}
+    return {**changes, warmup: fitting_warmup(state.config.schedule.warmup_steps, steps)}
 
 
 def first_weights(
