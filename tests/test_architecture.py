@@ -33,7 +33,7 @@ class Row:
 
 TABLE = {
     "errors": Row(("errors", "wording"), ()),
-    "machine": Row(("machine", "storage", "figures"), ("errors",)),
+    "machine": Row(("machine", "storage", "figures", "whole_imports"), ("errors",)),
     "config": Row(
         ("settings", "shape", "presets", "engine_settings", "sections", "config"), ("errors",)
     ),

@@ -1,7 +1,8 @@
 """Ctrl-C at any moment in the life of a command: one line on standard error and exit code 130, never a traceback.
 
     starting   modules are imported: the process leaves at once; nothing has begun
-    running    the first interrupt is a KeyboardInterrupt, so that what is half made is removed on the way out
+    running    the first interrupt is a KeyboardInterrupt, so that what is half made is removed on the way out;
+               one that comes while a module is imported waits until it is there
     ending     all is said and done: the process leaves at once, with the code it was about to end with
 
 SIGTERM and a closed terminal (SIGHUP) interrupt, too. Only the process's own entry (``__main__.py``) does this; a notebook or a
@@ -15,6 +16,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 
 TYPE_CHECKING = False  # as typing has it: this module is imported before anything that takes time
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ STOPPED = 130
 PATIENCE = 3
 """Interrupts after which the process leaves with whatever it has not removed."""
 
+SOON_S = 0.02
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: an exception there can end the process from inside a library's C++."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
 
 class Interrupts:
     """The signals of one process, from its first line to its last."""
@@ -33,6 +46,7 @@ class Interrupts:
         """Take the signals. Those that whoever started us has set to be ignored (nohup, a shell's background) stay ignored."""
         self.count = 0
         self._running = False
+        self._waiting = 0
         self._code: int | None = None
         numbers = [signal.SIGINT]
         if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -54,6 +68,11 @@ class Interrupts:
         self._code = code
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._running and not self.count and _is_importing(frame):
+            if self._waiting + 1 < PATIENCE:
+                return self._come_back(number)
+            os.write(2, b"stopped\n")
+            self._leave(STOPPED)
         self.count += 1
         if self._code is not None:
             self._leave(self._code)
@@ -65,6 +84,18 @@ class Interrupts:
         if self.count >= PATIENCE:
             self._leave(STOPPED)
 
+    def _come_back(self, number: int) -> None:
+        """Raise the signal again a little later."""
+
+        def again() -> None:
+            self._waiting -= 1
+            os.kill(os.getpid(), number)
+
+        self._waiting += 1
+        timer = threading.Timer(SOON_S, again)
+        timer.daemon = True
+        timer.start()
+
     @staticmethod
     def _leave(code: int) -> NoReturn:
         os._exit(code)
@@ -73,6 +104,6 @@ class Interrupts:
         """Raise an interrupt again that came where nothing can be raised: in a callback from C, or when an object goes."""
         if isinstance(error.exc_value, KeyboardInterrupt) and self._running:
             self.count = 0
-            signal.raise_signal(signal.SIGINT)
+            self._come_back(signal.SIGINT)
         else:
             sys.__unraisablehook__(error)

@@ -158,15 +158,15 @@ def create_run(runs_dir: Path, config: TrainConfig, name: str | None = None) -> 
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         run = Run(_claim(runs_dir, config.preset, name))
-        run.checkpoints.mkdir()
-        sync_folder(runs_dir)
+        try:
+            run.checkpoints.mkdir()
+            sync_folder(runs_dir)
+            run.write_config(config)
+        except BaseException:
+            remove(run.path)  # nothing is in it
+            raise
     except OSError as error:
         raise write_error("create a run", runs_dir, error) from None
-    try:
-        run.write_config(config)
-    except BaseException:
-        remove(run.path)  # nothing is in it
-        raise
     return run
 
 

@@ -36,10 +36,13 @@ from posttrainllm.int8 import can_round, int8_dims, int8_program
 from posttrainllm.model import gradients_program, inference_programs, training_programs
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Program
+from posttrainllm.whole_imports import import_whole
 from posttrainllm.wording import worded
 
 if TYPE_CHECKING:
     from posttrainllm.pytorch.distributed_group import Group
+
+TORCH_ENGINE = "posttrainllm.pytorch.engine"
 
 HAVE_INT8 = ("cpp", "numpy", "wasm")
 """Engines that can write from int8 weights."""
@@ -68,6 +71,7 @@ def training_engine(
             return LeadingEngine(config, group)
         check_memory(name, least_bytes(config))
         if name == "torch":
+            import_whole(TORCH_ENGINE)
             from posttrainllm.pytorch.engine import TorchEngine
 
             return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
@@ -93,6 +97,7 @@ def inference_engine(
     name = engine.chosen
     check_memory(name, 4 * model.parameters())  # before a plan of absurd sizes takes its time
     if name == "torch":
+        import_whole(TORCH_ENGINE)
         from posttrainllm.pytorch.engine import TorchEngine
 
         sizes = {f"model.{key}": value for key, value in model.model_dump().items()}
