@@ -141,7 +141,7 @@ class CppOps:
         """See ``OpEngine``."""
         memory = GuardedMemory(given, shift=shift)
         table = one_call(case, memory)
-        scratch = self._library.posttrain_workspace(table.ctypes.data, 1, threads)
+        scratch = self._library.posttrain_workspace(table.ctypes.data, 1)
         memory = GuardedMemory(given, shift=shift, scratch=scratch)
         failed = self._library.posttrain_run(
             memory.bytes.ctypes.data, table.ctypes.data, 1, memory.scratch, threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from guarded import ENGINES, THREADS, CppOps, obtain
 from op_cases import CASES
 from op_inputs import Array, operands
 from posttrainllm.engines.cpp_engine import ABSENT, CALL, NUMBER, aligned_memory, call_table
+from posttrainllm.kernels.build import host_target
 from posttrainllm.plan import BoundCall, Place
 
 CPP = [name for name in ENGINES if name.startswith("cpp-")]
@@ -63,9 +65,7 @@ def two_adds() -> Array:
 
 def run(library: Any, table: Array, memory: Array, threads: int = 1) -> int:
     scratch = 4096
-    assert (
-        library.posttrain_workspace(table.ctypes.data, len(table), threads) <= len(memory) - scratch
-    )
+    assert library.posttrain_workspace(table.ctypes.data, len(table)) <= len(memory) - scratch
     code: int = library.posttrain_run(
         memory.ctypes.data, table.ctypes.data, len(table), scratch, threads
     )
@@ -158,7 +158,7 @@ def test_valid_calls_run_in_order(library: Any) -> None:
 def test_an_empty_table_is_no_error(library: Any) -> None:
     table = two_adds()[:0]
     assert library.posttrain_run(None, table.ctypes.data, 0, 0, 2) == 0
-    assert library.posttrain_workspace(table.ctypes.data, 0, 2) == 0
+    assert library.posttrain_workspace(table.ctypes.data, 0) == 0
 
 
 # ---- threads ------------------------------------------------------------------------------------
@@ -193,6 +193,42 @@ def test_callers_on_several_threads_at_once_get_the_same_bits(name: str) -> None
     for one in callers:
         one.join()
     assert not different
+
+
+MEETING = """
+#include <pthread.h>
+#include "pool.h"
+
+static void* caller(void*) {
+  for (int i = 0; i < 8000000; i++) pool_end(pool_begin(2));
+  return nullptr;
+}
+
+extern "C" __attribute__((visibility("default"))) u32 threads_after_a_meeting() {
+  pthread_t callers[4];
+  for (pthread_t& one : callers) pthread_create(&one, nullptr, caller, nullptr);
+  for (pthread_t& one : callers) pthread_join(one, nullptr);
+  const u32 threads = pool_begin(2);
+  pool_end(threads);
+  return threads;
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a library that is loaded cannot be removed")
+def test_the_pool_is_free_again_after_callers_that_met(tmp_path: Path) -> None:
+    """Claiming it takes one instruction; with two, callers in C lose it for good in about a second."""
+    source, library, cache = (str(tmp_path / name) for name in ("meeting.cpp", "meeting.so", "zig"))
+    Path(source).write_text(MEETING, encoding="utf-8")
+    command = [sys.executable, "-m", "ziglang", *host_target().command("plain"), f"-I{SOURCES}"]
+    done = subprocess.run(
+        [*command, source, str(SOURCES / "pool.cpp"), "-o", library],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache},
+    )
+    assert done.returncode == 0, done.stderr
+    assert ctypes.CDLL(library).threads_after_a_meeting() == 2
 
 
 FORK = """

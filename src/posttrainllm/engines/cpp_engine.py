@@ -84,7 +84,7 @@ def load_library(build: str) -> ctypes.CDLL:
     """Load a build and declare its entry points; checks that it has the op table of this package."""
     library = ctypes.CDLL(str(library_path(build)))
     library.posttrain_workspace.restype = ctypes.c_uint64
-    library.posttrain_workspace.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32]
+    library.posttrain_workspace.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.posttrain_run.restype = ctypes.c_int32
     library.posttrain_run.argtypes = [
         ctypes.c_void_p,
@@ -140,7 +140,7 @@ class CppEngine(HostEngine):
         workspace = 0
         for name in self.plan.programs:
             table = call_table(self.plan.bind(name), self._base)
-            needed = self._library.posttrain_workspace(table.ctypes.data, len(table), self.threads)
+            needed = self._library.posttrain_workspace(table.ctypes.data, len(table))
             workspace = max(workspace, needed)
         self._workspace = -(-end // PAGE) * PAGE
         self.check_memory(self._workspace + workspace)

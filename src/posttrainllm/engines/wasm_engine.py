@@ -104,7 +104,7 @@ class Instance:
 
     def workspace(self, table: int, calls: int) -> int:
         """Bytes of scratch that the calls at address ``table`` need."""
-        return int(self._workspace(self._store, table, calls, 1))
+        return int(self._workspace(self._store, table, calls))
 
     def run(self, base: int, table: int, calls: int, workspace: int) -> None:
         """Run the calls at ``table``; their offsets and that of the workspace count from ``base``.

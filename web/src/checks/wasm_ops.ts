@@ -12,7 +12,7 @@ import type { ArrayAt, Case, Numbers, OpReport, Progress, Vectors } from "./vect
 
 interface Exports {
   readonly __heap_base: WebAssembly.Global;
-  posttrain_workspace(calls: number | bigint, n: bigint, threads: number): bigint;
+  posttrain_workspace(calls: number | bigint, n: bigint): bigint;
   posttrain_run(base: number | bigint, calls: number | bigint, n: bigint, workspace: bigint, threads: number): number;
   posttrain_workers?(): number;
   posttrain_stop?(): void;
@@ -75,7 +75,7 @@ export async function checkOps(
     });
     const call = { op: given.op, operands: places, sizes: given.sizes, attrs: given.attrs };
     new Uint8Array(memory.buffer, table, RECORD).set(callTable(tables, [call], new Map([["memory", 0]])));
-    const scratch = Number(exports.posttrain_workspace(address(table), 1n, threads));
+    const scratch = Number(exports.posttrain_workspace(address(table), 1n));
     const scratchAt = ceil(4 * end, 4096);
     const used = words.subarray(0, (scratchAt + ceil(scratch, 4)) / 4 + GUARD);
     if (scratchAt + scratch + 4 * GUARD > 4 * words.length) throw new Error(`${given.name} needs more memory`);

@@ -33,7 +33,7 @@ export interface WasmOptions {
 interface Exports {
   readonly __heap_base: WebAssembly.Global;
   posttrain_op_count(): number;
-  posttrain_workspace(calls: number | bigint, n: bigint, threads: number): bigint;
+  posttrain_workspace(calls: number | bigint, n: bigint): bigint;
   posttrain_run(base: number | bigint, calls: number | bigint, n: bigint, workspace: bigint, threads: number): number;
   posttrain_stop?(): void;
 }
@@ -156,7 +156,7 @@ export class WasmEngine extends ProgramEngine {
     for (const table of this.#tables) {
       new Uint8Array(this.#memory.buffer).set(table, least);
       const calls = BigInt(table.length / RECORD);
-      const bytes = this.#exports.posttrain_workspace(this.#address(least), calls, this.#threads);
+      const bytes = this.#exports.posttrain_workspace(this.#address(least), calls);
       this.#workspaceBytes = Math.max(this.#workspaceBytes, Number(bytes));
     }
     this.#table = this.#stacks + (this.#threads - 1) * STACK;
@@ -260,7 +260,7 @@ export class WasmEngine extends ProgramEngine {
   protected prepare(calls: BoundCall[]): Uint8Array {
     const table = callTable(this.tables, calls, this.#offsets);
     this.#place(table);
-    const bytes = this.#exports.posttrain_workspace(this.#address(this.#table), BigInt(calls.length), this.#threads);
+    const bytes = this.#exports.posttrain_workspace(this.#address(this.#table), BigInt(calls.length));
     if (Number(bytes) > this.#workspaceBytes) throw new EngineError("the plan's workspace is too small for this run");
     return table;
   }

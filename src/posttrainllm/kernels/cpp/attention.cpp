@@ -200,7 +200,7 @@ void decode_row(float* out, const float* q, const float* k, const float* v, i64 
                 i64 D) {
   alignas(64) float weights[BLOCK], total[MAX_HEAD_SIZE];
   const float scale = 1.0f / sqrt(float(D));
-  float most = -3.0e38f, sum = 0.0f;
+  float most = NEVER, sum = 0.0f;
   for (i64 d = 0; d < D; d++) total[d] = 0.0f;
   for (i64 s0 = 0; s0 <= last; s0 += BLOCK) {
     const i64 keys = min(BLOCK, last + 1 - s0);

@@ -104,10 +104,6 @@ inline double exponential(double x) {
 
 // ---- sampling ----------------------------------------------------------------------------------
 
-inline bool is_finite(float x) {
-  return (__builtin_bit_cast(uint32_t, x) & 0x7F800000u) != 0x7F800000u;
-}
-
 // Whether token a comes before token b: the larger logit first, the lower index among equals.
 inline bool before(const float* logits, uint32_t a, uint32_t b) {
   return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
@@ -280,7 +276,7 @@ int64_t control_sample(double* probability, double* weights, uint32_t* order, co
                        uint64_t top_k, double top_p) {
   uint64_t best = 0;
   for (uint64_t i = 0; i < n_vocab; i++) {
-    if (!is_finite(logits[i])) return -1;
+    if (!__builtin_isfinite(logits[i])) return -1;
     if (logits[i] > logits[best]) best = i;
   }
   if (temperature == 0.0) {

@@ -15,16 +15,16 @@ constexpr uint64_t MOST_VAL = 2000000;
 constexpr uint64_t NONE = UINT64_MAX;
 
 struct Cell {
-  uint64_t key;     // the n-gram: its tokens side by side
-  uint32_t weight;  // how often the validation part has it; 0 for an empty cell
-  uint32_t seen;    // how often the training part has it
+  uint64_t key;       // the n-gram: its tokens side by side
+  uint32_t weight;    // how often the validation part has it; 0 for an empty cell
+  uint32_t seen;      // how often the training part has it
   uint32_t followed;  // how often with a token behind it
   uint32_t pad;
 };
 
 struct Table {
   Cell* cells;
-  uint64_t size;  // a power of two, over the number of different n-grams
+  uint64_t size;      // a power of two, over the number of different n-grams
   uint64_t n_tokens;  // n-grams of the validation part
 };
 
@@ -32,9 +32,9 @@ struct Counting {
   Table tables[COUNTING_TABLES];
   uint64_t n_counted;
   uint64_t n_different;
-  uint64_t window;              // the last tokens of the run, the newest in the lowest bits
+  uint64_t window;                 // the last tokens of the run, the newest in the lowest bits
   uint64_t last[COUNTING_TABLES];  // cells of the n-grams that end in the last token
-  uint32_t n_window;            // how many tokens the window holds, at most COUNTING_TABLES
+  uint32_t n_window;               // how many tokens the window holds, at most COUNTING_TABLES
   uint32_t width;
   uint64_t present[65536 / 64];  // bits: which tokens either part has
 };
@@ -72,10 +72,6 @@ double logarithm(double x) {
   for (int k = 25; k > 1; k -= 2) series = (series + 1.0 / k) * square;
   const double e = double(exponent);
   return e * LN2_HIGH + (2.0 * (s + s * series) + e * LN2_LOW);
-}
-
-inline bool is_finite(double x) {
-  return (__builtin_bit_cast(uint64_t, x) & 0x7FF0000000000000u) != 0x7FF0000000000000u;
 }
 
 inline uint64_t token_at(const void* tokens, uint32_t width, uint64_t i) {
@@ -207,7 +203,7 @@ uint64_t counting_counted(const void* state) {
 double counting_guessing(uint64_t n_vocab) { return logarithm(double(n_vocab)); }
 
 int64_t counting_standing(double loss, const double* lines, uint64_t n) {
-  if (!is_finite(loss)) return -1;
+  if (!__builtin_isfinite(loss)) return -1;
   uint64_t highest = 0, below = n;
   for (uint64_t i = 0; i < n; i++) {
     if (lines[i] > lines[highest]) highest = i;

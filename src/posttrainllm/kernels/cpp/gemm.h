@@ -97,8 +97,8 @@ inline void copy_group(float* out, const float* from) {
 
 // Panels of MR rows: out[(m / MR) * MR * K + k * MR + m % MR] = a(m, k) for m < rows, 0 behind.
 inline void pack_a(float* out, const float* a, i64 a_row, i64 a_col, i64 K, i64 rows) {
-  if (a_row ==
-      1) {  // k outside, so that each line of a is read once although rows of a lie far apart
+  if (a_row == 1) {
+    // k outside, so that each line of a is read once although rows of a lie far apart
     const i64 whole = rows / MR * MR;
     for (i64 k = 0; k < K; k++) {
       const float* from = a + k * a_col;

@@ -9,8 +9,8 @@
 //
 // Parallel over tiles of outputs, which no thread shares; a tile's sums run over i in one fixed
 // order, so results do not depend on the number of threads. Blocks of DEPTH terms are summed on
-// their own, so that the error of a long sum of like signs does not grow with its length. Up to FEW_ROWS rows share one read of
-// the weights; more are taken in groups. Writes out.
+// their own, so that the error of a long sum of like signs does not grow with its length. Up to four
+// rows share one read of the weights; more are taken in groups. Writes out.
 #include "ops.h"
 #include "pool.h"
 #include "vec.h"

@@ -33,15 +33,22 @@ uint64_t table_size(uint64_t most) {
 
 // ---- characters ----------------------------------------------------------------------------------
 
-bool is_letter(uint32_t code) {
-  if (code < 0x80) return (code | 0x20) - 'a' < 26;
-  uint64_t low = 0, high = sizeof(LETTERS) / sizeof(LETTERS[0]);
+// The first range that does not end before a character, or null.
+template <class Range, uint64_t N>
+const Range* range_from(const Range (&ranges)[N], uint32_t code) {
+  uint64_t low = 0, high = N;
   while (low < high) {
     const uint64_t middle = (low + high) / 2;
-    if (LETTERS[middle].last < code) low = middle + 1;
+    if (ranges[middle].last < code) low = middle + 1;
     else high = middle;
   }
-  return low < sizeof(LETTERS) / sizeof(LETTERS[0]) && LETTERS[low].first <= code;
+  return low < N ? &ranges[low] : nullptr;
+}
+
+bool is_letter(uint32_t code) {
+  if (code < 0x80) return (code | 0x20) - 'a' < 26;
+  const Letters* range = range_from(LETTERS, code);
+  return range && range->first <= code;
 }
 
 // Lower case of one letter, the sigma at the end of a Greek word like every other.
@@ -49,16 +56,10 @@ uint32_t lower(uint32_t code) {
   constexpr uint32_t FINAL_SIGMA = 0x3C2, SIGMA = 0x3C3;
   if (code < 0x80) return code - 'A' < 26 ? code + 32 : code;
   if (code == FINAL_SIGMA) return SIGMA;
-  uint64_t low = 0, high = sizeof(LOWER) / sizeof(LOWER[0]);
-  while (low < high) {
-    const uint64_t middle = (low + high) / 2;
-    if (LOWER[middle].last < code) low = middle + 1;
-    else high = middle;
-  }
-  if (low == sizeof(LOWER) / sizeof(LOWER[0])) return code;
-  const Lower& range = LOWER[low];
-  const bool inside = range.first <= code && (code - range.first) % uint32_t(range.step) == 0;
-  return inside ? uint32_t(int32_t(code) + range.delta) : code;
+  const Lower* range = range_from(LOWER, code);
+  const bool inside =
+      range && range->first <= code && (code - range->first) % uint32_t(range->step) == 0;
+  return inside ? uint32_t(int32_t(code) + range->delta) : code;
 }
 
 // UTF-8, byte by byte. What is no UTF-8 comes out as NO_LETTER, as often as it likes.

@@ -14,9 +14,8 @@
 namespace {
 
 // Up to FEW_ROWS rows the weights are read once, not packed: decoding is bound by memory.
-
-// out for N <= FEW_ROWS, W (I, O): tiles of columns; weight rows are streamed, sums stay in
-// registers.
+//
+// out for W (I, O): tiles of columns; weight rows are streamed, sums stay in registers.
 template <int N>
 void few_rows_plain(float* out, const float* x, const float* weight, const float* bias, i64 I,
                     i64 O, const Work& work) {
@@ -93,6 +92,7 @@ extern "C" {
 // threads).
 void linear_forward(float* out, const float* x, const float* weight, const float* bias, i64 N,
                     i64 I, i64 O, i32 transposed, const Work& work) {
+  static_assert(FEW_ROWS == 4, "a case each");
   switch (N) {
     case 1:
       return few_rows<1>(out, x, weight, bias, I, O, transposed, work);

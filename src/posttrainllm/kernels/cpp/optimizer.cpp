@@ -20,8 +20,6 @@ constexpr i64 CHUNK = 16384;
 
 typedef double vd __attribute__((ext_vector_type(W)));
 
-bool finite(float x) { return (__builtin_bit_cast(u32, x) & 0x7f800000u) != 0x7f800000u; }
-
 }  // namespace
 
 extern "C" {
@@ -52,7 +50,7 @@ void gradient_clip(float* clip, const float* decayed, const float* plain, float 
   const float norm = sqrt(decayed[0] + plain[0]);
   clip[NORM] = norm;
   clip[SCALE] = norm > clip_norm && clip_norm > 0.0f ? clip_norm / norm : 1.0f;
-  if (!finite(norm)) clip[NONFINITE] = 1.0f;
+  if (!__builtin_isfinite(norm)) clip[NONFINITE] = 1.0f;
 }
 
 // Elementwise, tiles of CHUNK elements; updates param, m and v in place.

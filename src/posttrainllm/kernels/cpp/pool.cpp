@@ -1,16 +1,13 @@
-// pool.cpp: the thread pool behind run_tiles (see pool.h).
+// pool.cpp: the thread pool behind run_tiles (see pool.h; pool_job.h says how tiles are taken).
 //
-// One job exists at a time. Its state is one 64-bit word, tiles << 32 | next: a thread claims tile
-// `next` by a compare-and-swap that adds one. A successful claim proves that the job is unfinished,
-// so its other fields (run, context) cannot change until the claimed tile is done: a thread that
-// wakes late finds no tile and touches nothing, and the caller never waits for threads that did
-// nothing. Between jobs a worker spins for SPIN_NS and then sleeps on a condition variable, which
-// keeps a core free for other processes while the host does something else.
+// Between jobs a worker spins for SPIN_NS and then sleeps on a condition variable, which keeps a core
+// free for other processes while the host does something else.
 //
 // A child after fork has no workers: the pool notices the new process id and starts afresh.
 // WebAssembly has pool_wasm.cpp.
 #if !defined(__wasm__)
 #include "pool.h"
+#include "pool_job.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -25,33 +22,20 @@ constexpr size_t STACK_BYTES = 1 << 20;  // kernels keep tiles of up to 128 KiB 
 constexpr i64 SPIN_NS = 30000;
 
 struct Pool {
-  alignas(64) u64 job;       // tiles << 32 | next
-  alignas(64) u32 pending;   // tiles not yet done
+  Job job;
   alignas(64) u32 sleepers;  // workers that wait on `work`
   u32 caller_waits;          // the caller waits on `done`
   u32 stop;
-  u32 busy;
-  void (*run)(const void*, i64);
-  const void* context;
+  pid_t owner;  // the process of which a thread uses the pool, or 0; after fork it is another one's
   pthread_mutex_t mutex;
   pthread_cond_t work, done;
   pthread_t threads[MAX_WORKERS];
   u32 workers;
-  pid_t process;
+  pid_t process;  // whose workers these are
 };
 
 // The threads outlive every call, so the pool cannot live in one; it is the library's only state.
 Pool pool;
-
-template <class T>
-T get(const T& x) {
-  return __atomic_load_n(&x, __ATOMIC_SEQ_CST);
-}
-
-template <class T>
-void set(T& x, T value) {
-  __atomic_store_n(&x, value, __ATOMIC_SEQ_CST);
-}
 
 void pause() {
 #if defined(__x86_64__)
@@ -84,44 +68,25 @@ bool spin(const Done& done) {
   return done();
 }
 
-bool claimable() { return u32(get(pool.job)) < u32(get(pool.job) >> 32); }
-
-bool claim(i64* tile) {
-  u64 job = get(pool.job);
-  while (u32(job) < u32(job >> 32)) {
-    if (__atomic_compare_exchange_n(&pool.job, &job, job + 1, true, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-      *tile = u32(job);
-      return true;
-    }
-  }
-  return false;
-}
-
-void run_claimed_tiles() {
-  i64 tile;
-  while (claim(&tile)) {
-    pool.run(pool.context, tile);
-    // Both sides publish first and look second, so one of them sees the other.
-    if (__atomic_sub_fetch(&pool.pending, 1u, __ATOMIC_SEQ_CST) == 0 && get(pool.caller_waits)) {
-      pthread_mutex_lock(&pool.mutex);
-      pthread_cond_signal(&pool.done);
-      pthread_mutex_unlock(&pool.mutex);
-    }
-  }
+// Both sides publish first and look second, so one of them sees the other.
+void wake_caller() {
+  if (!get(pool.caller_waits)) return;
+  pthread_mutex_lock(&pool.mutex);
+  pthread_cond_signal(&pool.done);
+  pthread_mutex_unlock(&pool.mutex);
 }
 
 void* worker(void*) {
   for (;;) {
-    if (!spin([] { return claimable() || get(pool.stop); })) {
+    if (!spin([] { return claimable(pool.job) || get(pool.stop); })) {
       pthread_mutex_lock(&pool.mutex);
       set(pool.sleepers, pool.sleepers + 1);
-      while (!claimable() && !get(pool.stop)) pthread_cond_wait(&pool.work, &pool.mutex);
+      while (!claimable(pool.job) && !get(pool.stop)) pthread_cond_wait(&pool.work, &pool.mutex);
       set(pool.sleepers, pool.sleepers - 1);
       pthread_mutex_unlock(&pool.mutex);
     }
     if (get(pool.stop)) return nullptr;
-    run_claimed_tiles();
+    run_claimed_tiles(pool.job, wake_caller);
   }
 }
 
@@ -157,11 +122,10 @@ void start_workers(u32 count) {
 
 // Puts the pool into its initial state in a new process: after fork the locks may be held and the
 // counters may be mid-job, by threads that do not exist here.
-void adopt_process() {
-  const pid_t process = getpid();
+void adopt_process(pid_t process) {
   if (pool.process == process) return;
-  pool.job = 0;
-  pool.pending = pool.sleepers = pool.caller_waits = pool.stop = pool.workers = pool.busy = 0;
+  pool.job = {};
+  pool.sleepers = pool.caller_waits = pool.stop = pool.workers = 0;
   pthread_mutex_init(&pool.mutex, nullptr);
   pthread_cond_init(&pool.work, nullptr);
   pthread_cond_init(&pool.done, nullptr);
@@ -173,17 +137,13 @@ void adopt_process() {
 u32 pool_begin(u32 threads) {
   if (threads <= 1) return 1;
   if (threads > MAX_WORKERS + 1) threads = MAX_WORKERS + 1;
-  static u32 starting;  // two threads may make the first call at once
-  u32 expected = 0;
-  if (!__atomic_compare_exchange_n(&starting, &expected, 1u, false, __ATOMIC_SEQ_CST,
-                                   __ATOMIC_SEQ_CST)) {
+  const pid_t process = getpid();
+  pid_t owner = get(pool.owner);
+  if (owner == process || !__atomic_compare_exchange_n(&pool.owner, &owner, process, false,
+                                                       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
     return 1;
   }
-  adopt_process();
-  const bool taken = pool.busy;
-  pool.busy = 1;
-  __atomic_store_n(&starting, 0u, __ATOMIC_SEQ_CST);
-  if (taken) return 1;
+  adopt_process(process);
   if (pool.workers != threads - 1) {
     stop_workers();
     start_workers(threads - 1);
@@ -192,21 +152,18 @@ u32 pool_begin(u32 threads) {
 }
 
 void pool_end(u32 threads) {
-  if (threads > 1) set(pool.busy, 0u);
+  if (threads > 1) set(pool.owner, pid_t(0));
 }
 
-void pool_run(u32, i64 tiles, void (*run)(const void*, i64), const void* context) {
-  pool.run = run;
-  pool.context = context;
-  set(pool.pending, u32(tiles));
-  set(pool.job, u64(tiles) << 32);
+void pool_run(i64 tiles, void (*run)(const void*, i64), const void* context) {
+  publish(pool.job, tiles, run, context);
   if (get(pool.sleepers)) {
     pthread_mutex_lock(&pool.mutex);
     pthread_cond_broadcast(&pool.work);
     pthread_mutex_unlock(&pool.mutex);
   }
-  run_claimed_tiles();
-  const auto finished = [] { return get(pool.pending) == 0; };
+  run_claimed_tiles(pool.job, wake_caller);
+  const auto finished = [] { return get(pool.job.pending) == 0; };
   if (spin(finished)) return;
   pthread_mutex_lock(&pool.mutex);
   set(pool.caller_waits, 1u);

@@ -15,8 +15,7 @@ u32 pool_begin(u32 threads);
 void pool_end(u32 threads);
 
 // Calls run(context, tile) for tile = 0 .. tiles-1.
-void pool_run(u32 threads, i64 tiles, void (*run)(const void* context, i64 tile),
-              const void* context);
+void pool_run(i64 tiles, void (*run)(const void* context, i64 tile), const void* context);
 
 template <class Body>
 inline void run_tiles(const Work& work, i64 tiles, const Body& body) {
@@ -25,8 +24,8 @@ inline void run_tiles(const Work& work, i64 tiles, const Body& body) {
     return;
   }
   pool_run(
-      work.threads, tiles,
-      [](const void* context, i64 tile) { (*static_cast<const Body*>(context))(tile); }, &body);
+      tiles, [](const void* context, i64 tile) { (*static_cast<const Body*>(context))(tile); },
+      &body);
 }
 
 // The same over rows 0 .. N-1 in tiles of `step` rows: body(first, last).

@@ -2,8 +2,8 @@
 //
 // A module cannot start threads. The host starts workers (Web Workers, node's worker threads), gives
 // each an instance of this module over the same shared memory and a stack of its own, and calls
-// posttrain_worker there, which returns when the host calls posttrain_stop. The protocol between
-// the threads is that of pool.cpp, with atomic wait and notify in place of condition variables.
+// posttrain_worker there, which returns when the host calls posttrain_stop. Tiles are taken as
+// pool_job.h says; threads sleep by atomic wait and notify.
 //
 // A worker that dies (a trap, a tab out of memory) may hold a tile that nobody will finish. Its host
 // tells so with posttrain_worker_failed where it can; where it cannot, a job without any progress
@@ -11,12 +11,13 @@
 // so that the host can go on with one thread. Builds without threads run the tiles in the caller.
 #if defined(__wasm__)
 #include "pool.h"
+#include "pool_job.h"
 
 #if !defined(__wasm_atomics__)
 
 u32 pool_begin(u32) { return 1; }
 void pool_end(u32) {}
-void pool_run(u32, i64 tiles, void (*run)(const void*, i64), const void* context) {
+void pool_run(i64 tiles, void (*run)(const void*, i64), const void* context) {
   for (i64 tile = 0; tile < tiles; tile++) run(context, tile);
 }
 
@@ -29,29 +30,16 @@ constexpr i64 SECOND = 1000000000;
 constexpr int STALL_S = 10;
 
 struct Pool {
-  alignas(64) u64 job;       // tiles << 32 | next, as in pool.cpp
-  alignas(64) u32 pending;   // tiles not yet done; the caller waits on it
+  Job job;                   // the caller waits on its `pending`
   alignas(64) u32 signal;    // counts jobs; sleeping workers wait on it
   alignas(64) u32 sleepers;  // workers that wait on `signal`
   u32 caller_waits;
   u32 workers;
   u32 stop;
   u32 failed;
-  void (*run)(const void*, i64);
-  const void* context;
 };
 
 Pool pool;
-
-template <class T>
-T get(const T& x) {
-  return __atomic_load_n(&x, __ATOMIC_SEQ_CST);
-}
-
-template <class T>
-void set(T& x, T value) {
-  __atomic_store_n(&x, value, __ATOMIC_SEQ_CST);
-}
 
 void sleep_while(u32& x, u32 value, i64 nanoseconds) {
   __builtin_wasm_memory_atomic_wait32(reinterpret_cast<int*>(&x), int(value), nanoseconds);
@@ -67,40 +55,17 @@ bool spin(const Done& done) {
   return false;
 }
 
-bool claimable() {
-  const u64 job = get(pool.job);
-  return u32(job) < u32(job >> 32);
-}
-
-bool claim(i64* tile) {
-  u64 job = get(pool.job);
-  while (u32(job) < u32(job >> 32)) {
-    if (__atomic_compare_exchange_n(&pool.job, &job, job + 1, true, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-      *tile = u32(job);
-      return true;
-    }
-  }
-  return false;
-}
-
-void run_claimed_tiles() {
-  i64 tile;
-  while (claim(&tile)) {
-    pool.run(pool.context, tile);
-    if (__atomic_sub_fetch(&pool.pending, 1u, __ATOMIC_SEQ_CST) == 0 && get(pool.caller_waits)) {
-      wake(pool.pending);
-    }
-  }
+void wake_caller() {
+  if (get(pool.caller_waits)) wake(pool.job.pending);
 }
 
 void wait_for_tiles() {
-  if (spin([] { return get(pool.pending) == 0; })) return;
+  if (spin([] { return get(pool.job.pending) == 0; })) return;
   set(pool.caller_waits, 1u);
-  u32 before = get(pool.pending);
+  u32 before = get(pool.job.pending);
   for (int still = 0; before != 0;) {
-    sleep_while(pool.pending, before, SECOND);
-    const u32 now = get(pool.pending);
+    sleep_while(pool.job.pending, before, SECOND);
+    const u32 now = get(pool.job.pending);
     still = now == before ? still + 1 : 0;
     before = now;
     if (still >= STALL_S) set(pool.failed, 1u);
@@ -118,14 +83,11 @@ u32 pool_begin(u32 threads) {
 
 void pool_end(u32) {}
 
-void pool_run(u32, i64 tiles, void (*run)(const void*, i64), const void* context) {
-  pool.run = run;
-  pool.context = context;
-  set(pool.pending, u32(tiles));
-  set(pool.job, u64(tiles) << 32);
+void pool_run(i64 tiles, void (*run)(const void*, i64), const void* context) {
+  publish(pool.job, tiles, run, context);
   __atomic_add_fetch(&pool.signal, 1u, __ATOMIC_SEQ_CST);
   if (get(pool.sleepers)) wake(pool.signal);
-  run_claimed_tiles();
+  run_claimed_tiles(pool.job, wake_caller);
   wait_for_tiles();
 }
 
@@ -137,13 +99,13 @@ void posttrain_worker() {
   __atomic_add_fetch(&pool.workers, 1u, __ATOMIC_SEQ_CST);
   while (!get(pool.stop)) {
     const u32 seen = get(pool.signal);
-    if (spin([] { return claimable() || get(pool.stop); })) {
-      run_claimed_tiles();
+    if (spin([] { return claimable(pool.job) || get(pool.stop); })) {
+      run_claimed_tiles(pool.job, wake_caller);
       continue;
     }
     __atomic_add_fetch(&pool.sleepers, 1u, __ATOMIC_SEQ_CST);
     // Both sides publish first and look second: a job that came just now changed `signal`.
-    if (!claimable() && !get(pool.stop)) sleep_while(pool.signal, seen, -1);
+    if (!claimable(pool.job) && !get(pool.stop)) sleep_while(pool.signal, seen, -1);
     __atomic_sub_fetch(&pool.sleepers, 1u, __ATOMIC_SEQ_CST);
   }
   __atomic_sub_fetch(&pool.workers, 1u, __ATOMIC_SEQ_CST);
@@ -162,7 +124,7 @@ void posttrain_stop() {
 // For the host of a worker that trapped: ends the caller's wait with a trap.
 void posttrain_worker_failed() {
   set(pool.failed, 1u);
-  wake(pool.pending);
+  wake(pool.job.pending);
 }
 
 // Whether a worker was lost.

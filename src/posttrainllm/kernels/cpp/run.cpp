@@ -243,11 +243,9 @@ u32 posttrain_op_count() { return COUNT; }
 
 const char* posttrain_op_name(u32 op) { return op < COUNT ? TABLE[op].name : ""; }
 
-// Bytes of scratch that posttrain_run needs for these calls. It does not depend on `threads` today;
-// hosts pass it so that a kernel may come to need it. Invalid calls count nothing: running them
-// fails.
-u64 posttrain_workspace(const Call* calls, u64 n, u32 threads) {
-  (void)threads;
+// Bytes of scratch that posttrain_run needs for these calls, on any number of threads. Invalid calls
+// count nothing: running them fails.
+u64 posttrain_workspace(const Call* calls, u64 n) {
   u64 most = 0;
   for (u64 i = 0; i < n; i++) {
     if (!valid(calls[i])) continue;

@@ -11,10 +11,6 @@ constexpr double BYTES_TO_WASTE = BYTES_TO_MEMORISE / 20;
 constexpr uint64_t COPY_IS_LONG = 60;
 constexpr double RISE = 0.1;
 
-inline bool is_finite(double x) {
-  return (__builtin_bit_cast(uint64_t, x) & 0x7FF0000000000000u) != 0x7FF0000000000000u;
-}
-
 }  // namespace
 
 extern "C" {
@@ -50,7 +46,7 @@ uint32_t writing_actions(uint32_t* codes, const double* losses, uint32_t measure
                          uint32_t larger) {
   const bool has_loss = measured & 1, has_best = measured & 2;
   uint32_t n = 0;
-  if (has_loss && !is_finite(losses[0])) {
+  if (has_loss && !__builtin_isfinite(losses[0])) {
     codes[n++] = WRITING_LOWER_RATE;
     return n;
   }
