@@ -143,7 +143,7 @@ def test_runs_are_compared_renamed_deleted_and_brought_back(
     chart.wait_for()
     assert all(name in chart.get_attribute("aria-label") for name in ("run", "other"))
     page.get_by_label("show the curve of other").uncheck()
-    page.wait_for_function("!document.querySelector('.overlay').ariaLabel.includes('other')")
+    page.wait_for_function("!document.querySelector('.plot').ariaLabel.includes('other')")
     card(visitor, "other").get_by_role("button", name="Rename").click()
     page.get_by_label("new name of other").fill("run")
     page.get_by_role("button", name="Save the name").click()

@@ -167,7 +167,7 @@ def test_axe_finds_nothing_serious(browser: Any, address: str, path: str, scheme
         if path == "":
             written(page)
             page.locator('.text [data-i="60"]').click()
-            page.get_by_label("show how sure it was").check()
+            page.get_by_label("mark where it was unsure").check()
             page.locator("summary", has_text="How it chooses").click()
         if path == "train/":
             page.locator("button.start:not([disabled])").wait_for()

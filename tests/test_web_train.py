@@ -193,7 +193,7 @@ def test_the_curve_is_drawn_where_the_language_is_none(visitor: Visit) -> None:
     )
     visitor.start(short_run())
     visitor.reach(5)
-    visitor.page.locator(".chart canvas").wait_for()
+    visitor.page.locator(".plot canvas").wait_for()
     assert not visitor.complaints
 
 

@@ -21,11 +21,12 @@ export function duration(seconds: number): string {
   return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
 }
 
-/** A duration that nobody knows exactly: "about 50 s". */
+/** A duration that nobody knows exactly: "about 50 s", "about 1 min", "about 7 h 30 min". */
 export function roughly(seconds: number): string {
   if (seconds < 10) return "a few seconds";
-  const step = seconds < 60 ? 5 : seconds < 600 ? 30 : 60;
-  return `about ${duration(Math.round(seconds / step) * step)}`;
+  const step = seconds < 57 ? 5 : seconds < 600 ? 30 : seconds < 6000 ? 60 : 1800;
+  const near = Math.round(seconds / step) * step;
+  return `about ${near === 60 ? "1 min" : duration(near)}`;
 }
 
 export function speed(perSecond: number): string {
@@ -34,5 +35,5 @@ export function speed(perSecond: number): string {
 
 export const percent = (share: number): string => {
   const value = 100 * share;
-  return value >= 99.5 && value < 100 ? "> 99 %" : value < 0.1 ? "< 0.1 %" : `${value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 1 : 0 })} %`;
+  return value >= 99.5 && value < 100 ? "> 99 %" : value < 0.1 ? "< 0.1 %" : `${value.toLocaleString("en-US", value < 10 ? { minimumFractionDigits: 1, maximumFractionDigits: 1 } : { maximumFractionDigits: 0 })} %`;
 };

@@ -18,7 +18,7 @@ export const pictures: Readonly<Record<string, string>> = {
     + [20, 40, 60].map((y) => dot(36, y) + dot(124, y)).join("") + [14, 32, 50, 68].map((y) => dot(80, y)).join(""),
   window: [0, 1, 2, 3, 4, 5, 6, 7].map((k) => box(10 + 18 * k, 32, 14, 18, k > 2 && k < 7 ? "f" : "g")).join("") + line("M58 24V20H140V24", "a") + word(72, 70, "seen"),
   tokens: ["R", "O", "M", "E", "O"].map((letter, k) => box(12 + 28 * k, 26, 24, 28, "o") + word(19 + 28 * k, 45, letter)).join(""),
-  sizes: [8, 13, 19, 26, 34].map((s, k) => box(12 + k * 27 + (k > 2 ? 6 * (k - 2) : 0), 68 - s * 1.6, s * 0.8 + 6, s * 1.6, k === 1 ? "f" : "g")).join(""),
+  sizes: ([[13, 8], [31, 13], [54, 19], [81, 26], [114, 34]] as const).map(([x, s], k) => box(x, 68 - s * 1.6, s * 0.8 + 6, s * 1.6, k === 1 ? "f" : "g")).join(""),
   chips: box(24, 22, 40, 36, "o") + word(33, 45, "CPU") + box(96, 22, 40, 36) + `<text class="i" x="105" y="45">GPU</text>`,
   dice: box(32, 20, 40, 40, "o") + dot(42, 30) + dot(62, 50) + dot(52, 40) + box(90, 20, 40, 40, "o") + dot(100, 30) + dot(120, 50) + dot(100, 50) + dot(120, 30),
   temperature: line("M10 66C40 66 46 12 56 12S74 66 100 66", "a") + line("M10 62C50 60 40 44 70 44S110 60 150 62", "d") + word(60, 14, "cold") + word(112, 52, "hot"),
