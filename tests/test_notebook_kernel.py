@@ -138,7 +138,7 @@ def test_an_interrupt_saves_says_how_to_go_on_and_returns_the_run(tmp_path, mana
             kernel.run("quiet = posttrainllm.train(preset='tiny', steps=3, progress=False)") == []
         )
         [output] = kernel.run(
-            "run = posttrainllm.train(preset='tiny', steps=1_000_000, name='long')",
+            "run = posttrainllm.train(preset='tiny', steps=1_000_000, warmup_steps=1, name='long')",
             interrupt_when="training loss",
         )
         html = output["data"]["text/html"].replace("&quot;", '"')
@@ -147,11 +147,13 @@ def test_an_interrupt_saves_says_how_to_go_on_and_returns_the_run(tmp_path, mana
         assert f"long: stopped after {step:,} step" in html
         assert "saved" in html
         assert 'run = posttrainllm.resume("long")' in html
+        assert kernel.value("(quiet.finished, run.finished)") == "(True, False)"
         assert kernel.value("len(run.generate('ROMEO:', max_tokens=5)) > 0") == "True"
 
         [output] = kernel.run(
             f"run = posttrainllm.resume('long', steps={step + 5}, allow_change=True)"
         )
+        assert "data" in output, output
         assert f"long: finished {step + 5:,} steps" in output["data"]["text/html"]
         assert kernel.value("run.metrics[-1]['step']") == str(step + 5)
         [error] = kernel.run("posttrainllm.resume('lnog')")

@@ -31,7 +31,7 @@ from posttrainllm.notebook.page import run_html
 from posttrainllm.notebook.watching import watching
 from posttrainllm.runs.folder import RUNS_DIR as RUNS_DIR
 from posttrainllm.runs.folder import Run as RunFolder
-from posttrainllm.runs.folder import resolve_run
+from posttrainllm.runs.folder import describe_run, resolve_run
 from posttrainllm.runs.records import column, newest
 from posttrainllm.settings import show
 from posttrainllm.text.counting import CountingLine
@@ -89,6 +89,11 @@ class Run:
     def val_loss(self) -> float | None:
         """The newest validation loss, in nats per token."""
         return newest(self.metrics, "val_loss")
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its steps are trained: False for one that was stopped, or is still training."""
+        return describe_run(RunFolder(self.path)).state == "finished"
 
     @cached_property
     def model(self) -> Model:
