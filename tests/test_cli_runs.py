@@ -12,6 +12,7 @@ import pytest
 
 from cli_cases import SIZES, TEXT, check_error, cli, train_one, write_text
 from posttrainllm.config import PRESETS
+from posttrainllm.training.models import open_model
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,17 @@ def test_eval_finds_the_loss_that_training_ended_with(trained):
     out = cli("eval", "--runs-dir", trained).out
     for label in ("loss", "bits a byte", "perplexity", "counting reaches", "real words"):
         assert re.search(f"^{label} ", out, re.MULTILINE)
+
+
+def test_measuring_says_how_far_it_is(trained):
+    said = []
+    model = open_model("one", runs_dir=trained, batch=None)
+    model.measure(samples=2, progress=lambda *far: said.append(far))
+    batches = 8 // model.batch + bool(8 % model.batch)
+    assert said[:batches] == [("windows measured", at * model.batch, 8) for at in range(batches)]
+    tokens = [far for far in said if far[0] == "tokens written"]
+    assert tokens == [("tokens written", at, len(tokens)) for at in range(len(tokens))]
+    assert len(tokens) == 2 * model.checkpoint.state.config.training.sample_tokens
 
 
 def test_eval_on_another_text_and_on_all_windows(trained, tmp_path):

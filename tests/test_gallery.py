@@ -321,6 +321,7 @@ def test_a_model_of_the_gallery_is_measured_on_its_own_text(empty: Path) -> None
     assert result.code == 0, result.err
     assert result.json["loss"] == pytest.approx(catalogue.card(SMALL).losses.int8, abs=0.1)
     assert result.json["longest_copy"] < 200
+    assert result.json["model"] == f"gallery:{SMALL}"  # not where the package lies
 
 
 # ---- the text that Python brings ----------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def evaluate(
 ) -> None:
     """Measure a model: its loss, real words and copied text."""
     from posttrainllm.api import RUNS_DIR
-    from posttrainllm.cli.terminal import fields
+    from posttrainllm.cli.terminal import fields, say
+    from posttrainllm.cli.ticker import Ticker
     from posttrainllm.config import EngineConfig
     from posttrainllm.figures import one_line
     from posttrainllm.training.models import newest_run, open_model
@@ -40,13 +41,16 @@ def evaluate(
     folder = runs_dir or Path(RUNS_DIR)
     chosen = EngineConfig.model_validate({"name": engine}) if engine else None
     model = open_model(run or newest_run(folder), runs_dir=folder, engine=chosen, batch=None)
-    found = model.measure(corpus or (), windows=windows, samples=samples)
+    for notice in model.checkpoint.notices:
+        say(("notice: ", "yellow"), one_line(notice), error=True)
+    with Ticker() as progress:
+        found = model.measure(corpus or (), windows=windows, samples=samples, progress=progress)
     if as_json:
-        print_figures(str(model.checkpoint.path), found)
+        print_figures(model.title, found)
         return
     evaluation = found.evaluation
     rows = [
-        ("model", str(model.checkpoint.path)),
+        ("model", model.title),
         (
             "text",
             f"{found.corpus.name}: {evaluation.windows:,} windows, {evaluation.tokens:,} tokens "

@@ -88,6 +88,7 @@ def generate(
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.cli.terminal import say
     from posttrainllm.config import EngineConfig
+    from posttrainllm.figures import one_line
     from posttrainllm.interrupts import STOPPED
     from posttrainllm.training.models import newest_run, open_model
 
@@ -113,7 +114,7 @@ def generate(
     for notice in model.checkpoint.notices:
         say(("notice: ", "yellow"), notice, error=True)
     if run is None:
-        say((f"{model.checkpoint.path}", "dim"), error=True)
+        say((one_line(model.title), "dim"), error=True)
     seeds = [(1 if seed is None else seed) + number % n for number in range(len(prompts))]
     pieces = model.stream_all(prompts, sampling=sampling, seeds=seeds, stop=stop or ())
     try:

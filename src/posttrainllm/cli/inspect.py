@@ -93,9 +93,9 @@ def inspect(
             error=True,
         )
     if as_json:
-        print(json.dumps(_document(found.name, inspection, top, layer, head), allow_nan=False))
+        print(json.dumps(_document(found.title, inspection, top, layer, head), allow_nan=False))
         return
-    _show_text(found.name, config.parameters(), inspection)
+    _show_text(found.title, config.parameters(), inspection)
     if layer is None:
         _show_surprises(inspection, top)
         _show_candidates(inspection, top)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
+from itertools import count
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -26,6 +27,7 @@ from posttrainllm.config import (
 from posttrainllm.engine_settings import check_abilities
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
+from posttrainllm.figures import Progress
 from posttrainllm.formats.quantised import Quantised, read_quantised
 from posttrainllm.gallery import catalogue
 from posttrainllm.gallery.catalogue import PREFIX, Card
@@ -85,7 +87,12 @@ class Model:
     def __repr__(self) -> str:
         """One line: what it is and where it came from."""
         step = f", step {self.checkpoint.state.step}" if self.checkpoint.state else ""
-        return f"Model({self.config.parameters():,} parameters, {self.engine.name}, {self.checkpoint.path}{step})"
+        return f"Model({self.config.parameters():,} parameters, {self.engine.name}, {self.title}{step})"
+
+    @property
+    def title(self) -> str:
+        """What to call it: ``gallery:NAME``, or where it lies."""
+        return _title(self.checkpoint, self.card)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -101,10 +108,11 @@ class Model:
         *,
         windows: int | None = None,
         samples: int | None = None,
+        progress: Progress = lambda what, done, total: None,
     ) -> Measured:
         """Evaluate on the validation part of the run's text, or of another, and judge what the model writes.
 
-        ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all.
+        ``windows`` and ``samples`` are as at the end of training unless given; 0 windows are all. ``progress`` is told how far it is.
 
         Raises: ConfigError for a number below 0; CorpusError when there is no validation part, or the run's text is no longer what it was.
         """
@@ -131,15 +139,23 @@ class Model:
                     terminal="name another text: --corpus FILE",
                 ),
             )
+        loop, n_ctx = config.training, self.config.n_ctx
+        some = loop.final_windows if windows is None else windows
+        measured = len(corpus.validation_offsets(some, n_ctx))
         evaluation = evaluate(
             self.engine,
             corpus,
-            n_ctx=self.config.n_ctx,
+            n_ctx=n_ctx,
             batch=self.batch,
-            windows=config.training.final_windows if windows is None else windows,
+            windows=some,
+            check=_counting(progress, "windows measured", self.batch, measured),
+        )
+        written = loop.verdict_samples * loop.sample_tokens
+        texts = Samples(self.engine, config, corpus, self.tokenizer).for_verdict(
+            _counting(progress, "tokens written", 1, written)
         )
         judged = verdict(
-            texts=Samples(self.engine, config, corpus, self.tokenizer).for_verdict(),
+            texts=texts,
             corpus=corpus,
             val_loss=evaluation.loss,
             counting=counting_lines(corpus.train, corpus.val, self.config.n_vocab),
@@ -248,9 +264,24 @@ class Found:
     int8: bool = False  # the weights were rounded, so that reading them as int8 changes nothing
 
     @property
+    def title(self) -> str:
+        """What to call it: ``gallery:NAME``, or where it lies."""
+        return _title(self.checkpoint, self.card)
+
+    @property
     def name(self) -> str:
-        """What finds it again: ``gallery:NAME``, or where it lies."""
+        """What finds it again from anywhere: ``gallery:NAME``, or where it lies."""
         return PREFIX + self.card.name if self.card else str(self.checkpoint.path.resolve())
+
+
+def _counting(progress: Progress, what: str, each: int, total: int) -> Callable[[], None]:
+    """What long work calls before each part of it, to say how far it is."""
+    done = count(0, each)
+    return lambda: progress(what, next(done), total)
+
+
+def _title(checkpoint: Checkpoint, card: Card | None) -> str:
+    return PREFIX + card.name if card else str(checkpoint.path)
 
 
 def find_model(name: str, runs_dir: Path, *, moments: bool = False) -> Found:
