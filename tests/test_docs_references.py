@@ -192,6 +192,25 @@ def test_names_in_backticks_are_in_the_code(page: str) -> None:
     assert not wrong, f"{page} names what the code does not have: {wrong}"
 
 
+def test_files_that_the_sources_name_exist() -> None:
+    """In double backticks, as docstrings have them, and pages of docs/ anywhere."""
+    theirs = {
+        "src/encoder.py",
+        "tests/e.py",
+        "cases.json",
+        "tab.json",
+    }  # of others, or made in passing
+    named = re.compile(r"``([\w./-]+\.(?:py|cpp|h|md|ts|json|wgsl|toml))``|\b(docs/[\w/-]+\.md)")
+    wrong = []
+    for source, text in sources().items():
+        for found in named.finditer(text):
+            name = (found.group(1) or found.group(2)).lstrip(".")
+            known = name in theirs or name.partition("/")[0] in OF_RUNS
+            if not known and not exists(name, source if "/" in source else "README.md"):
+                wrong.append(f"{source}: {name}")
+    assert not wrong, f"these name files that are not there: {wrong}"
+
+
 # ---- commands and settings ----------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Runs of the browser and of the terminal are one: the same folder, byte for byte, and the same next loss both ways.
 
-The storage of the web app runs here in node, on a shelf in memory; in Chromium, on OPFS, in ``test_web_storage_browser.py``.
+The storage of the web app runs here in node, on a shelf in memory; in Chromium, on OPFS, in ``test_web_runs.py``.
 """
 
 from __future__ import annotations

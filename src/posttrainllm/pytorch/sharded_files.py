@@ -4,7 +4,7 @@
     optimizer-00002-of-00002.safetensors    rank 1's
 
 What this is: the writing side. The files are safetensors, torch's own form for that (a file says where each of its tensors begins in the
-whole one), so that nothing of a checkpoint is a pickle, and any engine reads them (``formats/sharded_file.py``).
+whole one), so that nothing of a checkpoint is a pickle, and any engine reads them (``formats/parts.py``).
 What this is not: the rest of a checkpoint, which rank 0 writes alone (``runs/checkpoint.py``).
 """
 
