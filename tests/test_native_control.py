@@ -15,7 +15,7 @@ from posttrainllm.engines import native_control
 @pytest.mark.parametrize("kind", get_args(control.Init))
 @pytest.mark.parametrize("count", [1, 7, 1000, 4099])
 def test_native_values_are_those_of_the_definition(kind, count, monkeypatch):
-    if native_control._library() is None:
+    if native_control._native_draw() is None:
         missing("the C++ kernels are not built")
     monkeypatch.setattr(native_control, "PIECE", 1000)
     found = native_control.initial_values(7, "h.1.mlp.c_fc.weight", count, kind, n_layer=3)
@@ -25,6 +25,6 @@ def test_native_values_are_those_of_the_definition(kind, count, monkeypatch):
 
 
 def test_without_kernels_the_definition_draws(monkeypatch):
-    monkeypatch.setattr(native_control, "_library", lambda: None)
+    monkeypatch.setattr(native_control, "_native_draw", lambda: None)
     found = native_control.initial_values(1, "wte.weight", 50, "normal", n_layer=1)
     assert np.array_equal(found, control.initial_values(1, "wte.weight", 50, "normal", n_layer=1))

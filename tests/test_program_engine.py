@@ -113,6 +113,9 @@ def test_decoding_needs_a_prefill_and_room(engine: ProgramEngine) -> None:
         engine.decode(np.ones(1, np.int32))
     engine.prefill(np.ones((1, 5), np.int32))
     engine.decode(np.ones(1, np.int32))
+    engine.load(random_params(engine, seed=2))  # other weights than those that the cache is of
+    with pytest.raises(EngineError, match=message):
+        engine.decode(np.ones(1, np.int32))
 
 
 def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(engine: ProgramEngine) -> None:

@@ -157,9 +157,9 @@ def write_error(
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = free_bytes(path if path.exists() else path.parent)
         left = "" if free is None else f", {show_bytes(free)} are free"
-        reason = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
+        full = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         return CheckpointError(
-            f"{line}{reason}{left}", worded("free some space, or use another {runs_dir}")
+            f"{line}{full}{left}", worded("free some space, or use another {runs_dir}")
         )
     if error.errno == errno.EROFS:
         return CheckpointError(

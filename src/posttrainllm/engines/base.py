@@ -302,6 +302,7 @@ class ProgramEngine(ABC):
         if "state.clip" in self.plan.regions:
             self.write(Place("state.clip", 0, (len(CLIP),)), np.zeros(len(CLIP), np.float32))
         self._results.clear()
+        self._positions = np.zeros(0, np.int32)  # what the cache holds is of other parameters
 
     def _check_tensors(self, kind: str, tensors: Tensors | None) -> None:
         if tensors is None:
@@ -379,9 +380,8 @@ class ProgramEngine(ABC):
                 f"prompts in {tokens.shape} tokens need {batch} lengths in 1 .. {time}, got {filled.tolist()}"
             )
         self._positions = filled
-        self._input(
-            "prefill", "last", np.arange(batch, dtype=np.int32) * time + self._positions - 1
-        )
+        last = np.arange(batch, dtype=np.int32) * time + self._positions - 1
+        self._input("prefill", "last", last)
         self.run_program("prefill", B=batch, T=time)
         return self.read(Place("out.next_logits", 0, (batch, self.plan.dims["prefill"]["V"])))
 

@@ -24,8 +24,8 @@ PIECE = 1 << 20  # numbers that a thread draws at a time
 
 
 @functools.cache
-def _library() -> Any:
-    """The library's function, or None where no build runs here."""
+def _native_draw() -> Any:
+    """``control_initial_values`` of ``kernels/cpp/control.h``, or None where no build runs here."""
     builds = runnable_builds()
     if not builds:
         return None
@@ -45,7 +45,7 @@ def initial_values(
     seed: int, name: str, count: int, kind: control.Init, *, n_layer: int
 ) -> NDArray[np.float32]:
     """See ``control.initial_values``: the same bits, with all threads of this process."""
-    draw = _library()
+    draw = _native_draw()
     if draw is None:
         return control.initial_values(seed, name, count, kind, n_layer=n_layer)
     values = np.empty(count, np.float32)

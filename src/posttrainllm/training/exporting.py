@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrainllm.config import GPTConfig, TrainConfig, load_config
+from posttrainllm.config import GPTConfig, TrainConfig, load_config, settings_of
 from posttrainllm.errors import CheckpointError, ConfigError
 from posttrainllm.formats import archive, tinygpt
 from posttrainllm.formats.huggingface import (
@@ -40,11 +40,7 @@ from posttrainllm.runs.folder import CORPUS_FILE, Run
 from posttrainllm.runs.lock import is_locked
 from posttrainllm.runs.opening import extract_model, is_run, is_wanted, read_folder
 from posttrainllm.settings import show
-from posttrainllm.storage import (
-    hash_file,
-    sync_folder,
-    write_file,
-)
+from posttrainllm.storage import hash_file, sync_folder, write_file
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.training.carried_text import carried_text
 from posttrainllm.training.comparison import (
@@ -58,7 +54,7 @@ from posttrainllm.training.comparison import (
     transformers_ids,
     transformers_logits,
 )
-from posttrainllm.training.importing import is_number
+from posttrainllm.training.importing import TRAINING, is_number
 from posttrainllm.training.models import Found, find_model
 from posttrainllm.training.places import check_model_folder, hidden, new_file, remove
 from posttrainllm.training.starting import nearest_preset
@@ -217,15 +213,9 @@ def _training(
     config: TrainConfig = (
         load_config(nearest_preset(checkpoint.config)) if state is None else state.config
     )
-    settings = {
-        "batchSize": config.data.batch_size,
-        "learningRate": config.schedule.learning_rate,
-        "gradClip": config.optimizer.clip_norm,
-        "maxSteps": config.training.steps,
-        "evalEvery": config.training.eval_every,
-        "seed": config.training.seed,
-        "backend": "webgpu" if config.engine.name == "webgpu" else "wasm",
-    }
+    ours = settings_of(config)
+    settings = {theirs: ours[key] for theirs, key in TRAINING.items()}
+    settings["backend"] = "webgpu" if config.engine.name == "webgpu" else "wasm"
     folder = _run_of(checkpoint)
     if state is None or folder is None:
         return settings, [], {}

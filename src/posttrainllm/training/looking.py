@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -95,11 +96,8 @@ class Inspection:
 
         Raises: ConfigError when there is no such position, or for a count below 1.
         """
-        time, position, count = (
-            len(self.tokens),
-            _whole("position", position),
-            _whole("count", count),
-        )
+        time = len(self.tokens)
+        position, count = _whole("position", position), _whole("count", count)
         if not -time <= position < time:
             raise ConfigError(
                 f"position {position} is not one of the {time:,} tokens",
@@ -147,22 +145,19 @@ class Inspection:
         size = width // heads
         programs, dims = inspection_programs(self._config, time)
         _check_room(4 * heads * time * time)
-        engine = _engine(
-            self._beside, {"attention": programs["attention"]}, {"attention": dims["attention"]}
-        )
         qkv = np.zeros((time, 3 * width), np.float32)
         qkv[:, : 2 * width] = self._keys[layer]
         found = np.empty((heads, time, time), np.float32)
-        _give(engine, "attention", segment_start=np.zeros(time, np.int32))
-        for first in range(
-            0, time, size
-        ):  # rows of the identity as values: the outputs are the probabilities
-            qkv[:, 2 * width :] = np.arange(time)[:, None] == first + np.arange(width) % size
-            _give(engine, "attention", **{"given.qkv": qkv})
-            engine.run_program("attention")
-            out = engine.read(Place("out.given.out", 0, (time, heads, size)))
-            found[:, :, first : first + size] = out.transpose(1, 0, 2)[:, :, : time - first]
-        engine.close()
+        alone = {"attention": programs["attention"]}, {"attention": dims["attention"]}
+        with closing(_engine(self._beside, *alone)) as engine:
+            _give(engine, "attention", segment_start=np.zeros(time, np.int32))
+            # rows of the identity as values: the outputs are the probabilities
+            for first in range(0, time, size):
+                qkv[:, 2 * width :] = np.arange(time)[:, None] == first + np.arange(width) % size
+                _give(engine, "attention", **{"given.qkv": qkv})
+                engine.run_program("attention")
+                out = engine.read(Place("out.given.out", 0, (time, heads, size)))
+                found[:, :, first : first + size] = out.transpose(1, 0, 2)[:, :, : time - first]
         return found
 
 
@@ -196,22 +191,22 @@ def look(
         4 * (config.parameters() + time * (6 * width * config.n_layer + 3 * config.n_vocab))
     )
     programs, dims = inspection_programs(config, time)
-    engine = _engine(beside, {"inspect": programs["inspect"]}, {"inspect": dims["inspect"]})
-    engine.load(params)
-    _give(
-        engine,
-        "inspect",
-        tokens=tokens,
-        positions=np.arange(time, dtype=np.int32),
-        segment_start=np.zeros(time, np.int32),
-    )
-    engine.run_program("inspect")
     keys = np.empty((config.n_layer, time, 2 * width), np.float32)
-    for layer in range(config.n_layer):
-        qkv = engine.read(Place(f"out.h.{layer}.attn.qkv", 0, (time, 3 * width)))
-        keys[layer] = qkv[:, : 2 * width]
-    logits = engine.read(Place("out.logits", 0, (time, config.n_vocab)))
-    engine.close()
+    alone = {"inspect": programs["inspect"]}, {"inspect": dims["inspect"]}
+    with closing(_engine(beside, *alone)) as engine:
+        engine.load(params)
+        _give(
+            engine,
+            "inspect",
+            tokens=tokens,
+            positions=np.arange(time, dtype=np.int32),
+            segment_start=np.zeros(time, np.int32),
+        )
+        engine.run_program("inspect")
+        for layer in range(config.n_layer):
+            qkv = engine.read(Place(f"out.h.{layer}.attn.qkv", 0, (time, 3 * width)))
+            keys[layer] = qkv[:, : 2 * width]
+        logits = engine.read(Place("out.logits", 0, (time, config.n_vocab)))
     if not np.isfinite(logits).all():
         raise CheckpointError(
             "this model's weights give numbers that are not finite",

@@ -25,21 +25,9 @@ from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.files import STANDARD_INPUT
 from posttrainllm.text.tokenizer import ByteTokenizer, Tokenizer
 from posttrainllm.training.cut_short import cut_short_at
-from posttrainllm.training.models import Model, newest_run, open_model
 from posttrainllm.training.observer import Observer, Silent
 from posttrainllm.training.starting import starting_model
 from posttrainllm.training.trainer import Trainer
-
-__all__ = [
-    "Model",
-    "changed",
-    "corpus_of",
-    "first_weights",
-    "new_trainer",
-    "newest_run",
-    "open_model",
-    "resumed_trainer",
-]
 
 #: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
 FREE = (

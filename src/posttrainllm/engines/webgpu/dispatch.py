@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from posttrainllm.engines.webgpu.work import Number, Work, choice_key, merged, work_of
+from posttrainllm.engines.webgpu.work import Number, Work, merged, work_of
 from posttrainllm.errors import EngineError
 from posttrainllm.plan import BoundCall
 
@@ -57,9 +57,6 @@ def evaluate(expression: Expression, names: Names) -> Number:
         return functools.reduce(_OPERATORS[expression[0]], values)
     number: Number = expression
     return number
-
-
-__all__ = ["DispatchTable", "Dispatch", "Dispatches", "Limits", "choice_key", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ def table_ops() -> frozenset[str]:
 class DispatchTable:
     """The table, and the choice among its variants.
 
-    ``preferred`` names a variant for an op, or for an op and its sizes (``choice_key``), that is taken where its conditions hold.
+    ``preferred`` names a variant for an op, or for an op and its sizes (``work.choice_key``), that is taken where its conditions hold.
     """
 
     def __init__(self, limits: Limits, preferred: Mapping[str, str] | None = None) -> None:
