@@ -79,12 +79,14 @@ class Corpus:
             parts.append(("validation", self.val, worded("a larger file or {data.val_fraction=0}")))
         for part, tokens, other in parts:
             if len(tokens) < n_ctx + 1:
-                most = setting("model.n_ctx", len(tokens) - 1)
-                fits = "use {most} or less, " if len(tokens) > 1 else "use "
+                fitting = worded("use {other}", other=other)
+                if len(tokens) > 1:
+                    most = setting("model.n_ctx", len(tokens) - 1)
+                    fitting = worded("use {most} or less, {other}", most=most, other=other)
                 raise CorpusError(
                     f"the {part} part has {len(tokens):,} tokens, "
                     f"a context of {n_ctx:,} needs at least {n_ctx + 1:,}",
-                    worded(f"{fits}{{other}}", most=most, other=other),
+                    fitting,
                 )
 
     @property
