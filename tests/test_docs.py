@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
     "README.md",
-    *(f"docs/{p}.md" for p in ("tour", "step", "notebook", "fine-tuning", "formats")),
+    *(f"docs/{p}.md" for p in ("tour", "step", "notebook", "python", "fine-tuning", "formats")),
 ]
 TEXT = "".join(
     f"The {n}th line of a text of one's own, which is about nothing.\n" for n in range(500)

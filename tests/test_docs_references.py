@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -342,13 +342,10 @@ def test_the_page_of_the_architecture_says_where_every_module_is() -> None:
     assert not names - named, "say on docs/architecture.md what these are"
 
 
-def test_the_page_of_settings_is_that_of_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("page", ROOT / "tools" / "settings_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    assert text_of("docs/settings.md") == made.page(), "run: python tools/settings_page.py"
+def test_pages_that_are_made_from_the_code_are_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "reference_pages.py"))["pages"]()
+    old = [name for name, text in made.items() if text_of(f"docs/{name}") != text]
+    assert not old, "run: python tools/reference_pages.py"
 
 
 def test_environment_variables_that_are_read_are_on_the_page_of_settings() -> None:
