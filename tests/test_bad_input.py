@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from cli_cases import SIZES, Result, check_error, cli, train_one, write_text
 from posttrainllm.config import SETTINGS
 from posttrainllm.engines import base
-from posttrainllm.lab.peak_memory import forget_peak, peak_bytes, resident_bytes
+from posttrainllm.lab.peak_memory import forget_peak, peak_bytes
+from posttrainllm.machine import process_memory
 from saved import edit_json, rehash
 
 MEMORY = 64 << 20  # what a machine of these tests has
@@ -79,7 +80,7 @@ def check_configuration(tmp_path_factory, monkeypatch, changes, engine):
     folder = tmp_path_factory.mktemp("any")
     text, runs = write_text(folder), folder / "runs"
     given_settings = [f"--set={key}={value}" for key, value in changes.items()]
-    before = resident_bytes()
+    before = process_memory()
     forget_peak()
     result = cli(
         *["train", text, *SIZES, f"--engine={engine}", "--set=training.steps=2", "--json"],

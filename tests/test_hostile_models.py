@@ -19,7 +19,8 @@ from import_cases import model_folder, tinygpt
 from needs import require
 from posttrainllm import load
 from posttrainllm.errors import CheckpointError
-from posttrainllm.lab.peak_memory import forget_peak, peak_bytes, resident_bytes
+from posttrainllm.lab.peak_memory import forget_peak, peak_bytes
+from posttrainllm.machine import process_memory
 from posttrainllm.training.importing import import_model
 
 require("tokenizers")
@@ -41,7 +42,7 @@ def bounded() -> Iterator[None]:
     def late(*_: object) -> None:
         raise AssertionError(f"not refused within {MOST_SECONDS} s")
 
-    before = resident_bytes()
+    before = process_memory()
     forget_peak()
     old = signal.signal(signal.SIGALRM, late)
     signal.alarm(MOST_SECONDS)

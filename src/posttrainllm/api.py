@@ -294,7 +294,7 @@ def load(
 
     Raises: CheckpointError, EngineError; ConfigError when there is no such engine.
     """
-    chosen = None if engine is None else EngineConfig(name=engine)  # type: ignore[arg-type]
+    chosen = None if engine is None else EngineConfig.model_validate({"name": engine})
     place = _place("a model", name)
     return open_model(place, runs_dir=Path(_place("runs_dir", runs_dir)), engine=chosen)
 

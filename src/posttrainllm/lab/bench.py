@@ -26,7 +26,7 @@ from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.cost import planned_bytes, step_bytes
 from posttrainllm.lab.peak import measured_flops, sheet_flops
-from posttrainllm.machine import available_memory, available_threads
+from posttrainllm.machine import available_memory, available_threads, process_memory
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.training.engine_choice import initial_parameters, training_engine
 from posttrainllm.training.session import corpus_of
@@ -240,7 +240,7 @@ def _start(cell: Cell, warmup: int) -> _Running:
             import torch  # noqa: F401
     corpus = corpus_of(cell.config)
     peak_memory.forget_peak()
-    before = peak_memory.resident_bytes()
+    before = process_memory()
     engine = _open(cell)
     running = _Running(cell, corpus, engine)
     seconds = 0.0
@@ -260,7 +260,7 @@ def _start(cell: Cell, warmup: int) -> _Running:
     if engine.info.get("step") == GRAPH:  # nobody waits for its steps one by one in training either
         running.at_once = max(1, min(50, int(0.1 / seconds)))
     peak = peak_memory.peak_bytes()
-    running.growth = None if peak is None or before is None else max(0, peak - before)
+    running.growth = None if peak is None or not before else max(0, peak - before)
     return running
 
 

@@ -1,6 +1,6 @@
-"""Resident memory of this process: now, and the highest since it was last asked to forget.
+"""The highest resident memory of this process since it was last asked to forget; what it is now says ``machine.process_memory``.
 
-Linux tells both and forgets on demand; elsewhere the peak is that of the whole life of the process, and without either it is unknown.
+Linux forgets on demand; elsewhere the peak is that of the whole life of the process, or unknown.
 """
 
 from __future__ import annotations
@@ -8,13 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-
-STATUS = Path("/proc/self/status")
-
-
-def resident_bytes() -> int | None:
-    """Bytes resident now."""
-    return _status("VmRSS")
 
 
 def forget_peak() -> None:
@@ -25,7 +18,7 @@ def forget_peak() -> None:
 
 def peak_bytes() -> int | None:
     """The most bytes that were resident since ``forget_peak``."""
-    peak = _status("VmHWM")
+    peak = _high_water()
     if peak is not None or sys.platform == "win32":
         return peak
     import resource
@@ -34,10 +27,10 @@ def peak_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _status(field: str) -> int | None:
+def _high_water() -> int | None:
     try:
-        for line in STATUS.read_text().splitlines():
-            if line.startswith(f"{field}:"):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
