@@ -8,9 +8,11 @@ import re
 import sys
 
 import pytest
+from typer.main import get_command
 
 from cli_cases import SIZES, TEXT, check_error, cli, train_one, write_text
 from posttrainllm import __version__
+from posttrainllm.cli import app
 from posttrainllm.cli.failures import exit_code
 
 
@@ -53,6 +55,40 @@ def test_help_of_every_command_ends_well(command):
     assert result.code == 0
     assert "Usage" in result.out
     assert result.err == ""
+
+
+def every_command(command=None, path=()):
+    """The paths of all commands, groups too."""
+    command = get_command(app) if command is None else command
+    yield list(path)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from every_command(below, (*path, name))
+
+
+@pytest.mark.parametrize("command", list(every_command()), ids=" ".join)
+def test_help_names_a_value_where_one_is_wanted_and_no_type_of_python(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = cli(*command, "--help").out
+    assert "Show this message and exit." in out
+    assert not re.search(r"<(bool|int|float|str|path|list)|\.\.\.\}", out)
+    rows = re.findall(r"(--[a-z-]+) +(?:-[a-z] +)?(\S*)  ", out)
+    assert ("--help", "") in rows
+    values = {option: word for option, word in rows if word}
+    assert values.get("--steps", "N") == "N"
+    assert values.get("--runs-dir", "PATH") == "PATH"
+    assert not values.keys() & {"--json", "--quiet", "--no-open", "--allow-change", "--approximate"}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (["train", "--steps", "abc"], "'abc'"),
+        (["train", "--learning-rate", "x"], "'x'"),
+        (["generate", "--n", "0"], "'0'"),
+    ],
+)
+def test_a_wrong_value_is_shown(command, given):
+    check_error(cli(*command), command[1], given, f"see posttrainllm {command[0]} --help")
 
 
 def test_version():
@@ -149,7 +185,7 @@ def test_train_prints_what_it_knows_then_lines_then_a_verdict_and_commands(tmp_p
     assert result.err == ""
     assert "\x1b" not in result.out
     for words in (
-        r"^model +tiny: 3,\d\d\d parameters",
+        r"^model +3,\d\d\d parameters \(1 layer",
         r"^memory +[\d,]+ bytes",
         rf"^corpus +beer.txt: {len(TEXT):,} bytes",
         r"^run +8 steps of 64 tokens: 512 tokens, 0.04\d epochs; 3.\d bytes of text a parameter",

@@ -22,6 +22,7 @@ from posttrainllm.cli.evaluate import evaluate
 from posttrainllm.cli.exchange import export_, import_
 from posttrainllm.cli.failures import exit_code
 from posttrainllm.cli.generate import generate
+from posttrainllm.cli.help import PlainCommand, PlainGroup
 from posttrainllm.cli.inspect import inspect
 from posttrainllm.cli.models import models
 from posttrainllm.cli.play import play
@@ -35,6 +36,7 @@ from posttrainllm.interrupts import Interrupts
 EVERYDAY, DATA = "Everyday", "Data"
 
 app = typer.Typer(
+    cls=PlainGroup,
     name="posttrainllm",
     add_completion=False,
     rich_markup_mode="rich",
@@ -61,18 +63,18 @@ def start(
         typer.echo(context.get_help())
 
 
-app.command(rich_help_panel=EVERYDAY)(play)
-app.command(rich_help_panel=EVERYDAY)(train)
-app.command(rich_help_panel=EVERYDAY)(generate)
-app.command(rich_help_panel=EVERYDAY)(inspect)
-app.command("eval", rich_help_panel=EVERYDAY)(evaluate)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(play)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(train)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(generate)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(inspect)
+app.command("eval", cls=PlainCommand, rich_help_panel=EVERYDAY)(evaluate)
 app.add_typer(runs, name="runs", rich_help_panel=EVERYDAY)
-app.command(rich_help_panel=EVERYDAY)(models)
-app.command(rich_help_panel=EVERYDAY)(presets)
-app.command(rich_help_panel=DATA)(corpus)
-app.command(rich_help_panel=DATA)(tokenizer)
-app.command("import", rich_help_panel=DATA)(import_)
-app.command("export", rich_help_panel=DATA)(export_)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(models)
+app.command(cls=PlainCommand, rich_help_panel=EVERYDAY)(presets)
+app.command(cls=PlainCommand, rich_help_panel=DATA)(corpus)
+app.command(cls=PlainCommand, rich_help_panel=DATA)(tokenizer)
+app.command("import", cls=PlainCommand, rich_help_panel=DATA)(import_)
+app.command("export", cls=PlainCommand, rich_help_panel=DATA)(export_)
 
 lab.register(app)
 

@@ -18,7 +18,9 @@ def evaluate(
     run: ModelName = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option(help="Another text: its validation part is used. Can be repeated."),
+        typer.Option(
+            metavar="FILE", help="Another text: its validation part is used. Can be repeated."
+        ),
     ] = None,
     windows: Annotated[
         int | None, typer.Option(help="Windows to measure; 0 is all of them.")

@@ -67,8 +67,12 @@ def explain(error: Exception) -> tuple[str, str, int]:
     if hasattr(error, "format_message"):  # wrong use, as typer (or click) reports it
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "posttrainllm"
-        message = str(error.format_message()).strip()
-        return message[:1].lower() + message[1:].rstrip("."), f"see {path} --help", WRONG_USE
+        message, _, _ = (
+            str(error.format_message()).strip().rstrip(".").partition(", unable to parse")
+        )
+        message += _given(error)
+        message = message.replace("Input should be", "must be")
+        return message[:1].lower() + message[1:], f"see {path} --help", WRONG_USE
     if isinstance(error, MemoryError):
         return "there is not enough memory", "use a smaller preset or --batch-size", WRONG_USE
     if isinstance(error, OSError):
@@ -79,6 +83,16 @@ def explain(error: Exception) -> tuple[str, str, int]:
         "this is a mistake in posttrainllm; POSTTRAINLLM_TRACEBACK=1 shows where",
         FAILED,
     )
+
+
+def _given(error: Exception) -> str:
+    """What was given where something else was wanted; typer from 0.29 on leaves that to the cause."""
+    found: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
+    if not found or "input" not in found[0]:
+        return ""
+    from posttrainllm.settings import show
+
+    return f", got {show(found[0]['input'])}"
 
 
 def _tell(message: str, hint: str = "") -> None:

@@ -23,7 +23,8 @@ def generate(
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            help="Text to go on from; - reads it from standard input. Can be repeated: all are written side by side."
+            metavar="TEXT",
+            help="Text to go on from; - reads it from standard input. Can be repeated: all are written side by side.",
         ),
     ] = None,
     n: Annotated[
@@ -34,7 +35,8 @@ def generate(
         int | None, typer.Option(help="Length of the new text, in tokens.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; can be repeated.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text; can be repeated."),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -84,7 +86,10 @@ def generate(
         bool, typer.Option("--json", help="Print one JSON object a text, on lines of their own.")
     ] = False,
 ) -> None:
-    """Let a model write: go on from a prompt."""
+    """Let a model write: go on from a prompt.
+
+    How it samples is what its run's config.toml or its card says, but for what is given here. Ctrl-C ends the text.
+    """
     from posttrainllm.api import RUNS_DIR
     from posttrainllm.cli.terminal import say
     from posttrainllm.config import EngineConfig

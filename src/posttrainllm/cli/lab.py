@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrainllm.cli.failures import FAILED
+from posttrainllm.cli.help import PlainCommand
 from posttrainllm.cli.options import AsJson, RunsDir
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ Steps = Annotated[int | None, typer.Option(help="Steps of a training [dim](defau
 
 def register(app: typer.Typer) -> None:
     """Add the lab's commands to the command line."""
-    app.command(rich_help_panel=PANEL)(bench)
-    app.command(rich_help_panel=PANEL)(sweep)
-    app.command(rich_help_panel=PANEL)(parity)
-    app.command("verify-resume", rich_help_panel=PANEL)(verify_resume)
-    app.command(rich_help_panel=PANEL)(diagnose)
-    app.command(rich_help_panel=PANEL)(doctor)
+    app.command(cls=PlainCommand, rich_help_panel=PANEL)(bench)
+    app.command(cls=PlainCommand, rich_help_panel=PANEL)(sweep)
+    app.command(cls=PlainCommand, rich_help_panel=PANEL)(parity)
+    app.command("verify-resume", cls=PlainCommand, rich_help_panel=PANEL)(verify_resume)
+    app.command(cls=PlainCommand, rich_help_panel=PANEL)(diagnose)
+    app.command(cls=PlainCommand, rich_help_panel=PANEL)(doctor)
 
 
 def bench(
@@ -62,7 +63,7 @@ def bench(
         ),
     ] = "cpp",
     threads: Annotated[
-        str, typer.Option(help="Thread counts, with commas; 0 is all there are.")
+        str, typer.Option(metavar="N,N", help="Thread counts, with commas; 0 is all there are.")
     ] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Timed steps of each combination.")] = 20,
     settings: Settings = None,
@@ -132,7 +133,7 @@ def sweep(
         ),
     ] = None,
     steps: Steps = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "1",
+    seeds: Annotated[str, typer.Option(metavar="N,N", help="Seeds, with commas.")] = "1",
     engine: Annotated[str | None, typer.Option(help="Engine.", show_default=False)] = None,
     settings: Settings = None,
     record: RecordDir = None,

@@ -20,8 +20,9 @@ def play(
     host: Annotated[
         str,
         typer.Option(
+            metavar="ADDRESS",
             help="Address to listen on; 0.0.0.0 lets others on the network see the site "
-            "[dim](without your runs)[/dim]."
+            "[dim](without your runs)[/dim].",
         ),
     ] = HERE,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posttrainllm.cli.help import PlainCommand, PlainGroup
 from posttrainllm.cli.options import AsJson, RunsDir
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 WIDEST, TALL = 100, 14  # columns and rows of a plot
 POINTS = 200  # of a curve; more would only be noise
 
-app = typer.Typer(no_args_is_help=False)
+app = typer.Typer(cls=PlainGroup, no_args_is_help=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -30,7 +31,7 @@ def runs(context: typer.Context) -> None:
         list_all()
 
 
-@app.command("list")
+@app.command("list", cls=PlainCommand)
 def list_all(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List all runs, the newest last."""
     from posttrainllm.cli.table import Column, print_table
@@ -74,7 +75,7 @@ def list_all(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     )
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
     runs_dir: RunsDir = None,
@@ -131,9 +132,9 @@ def show(
     _draw([_curve("training loss", lines, "loss"), _curve("validation loss", lines, "val_loss")])
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.")],
+    names: Annotated[list[str], typer.Argument(metavar="RUN", help="Two runs or more.")],
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
