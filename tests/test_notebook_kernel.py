@@ -119,7 +119,7 @@ def test_the_example_runs_and_its_outputs_teach_what_it_says(tmp_path, manager):
     assert losses[0].data["text/plain"].startswith("(2.")
     table = comparison[0].data["text/plain"].splitlines()
     assert "learning rate" in table[0]
-    assert [line.split()[0] for line in table[1:]] == ["tiny-001", "slow"]
+    assert [line.split()[0] for line in table[1:]] == ["tiny-001", "tiny-002"]
     best = [float(line.split()[-2]) for line in table[1:]]
     assert best[0] < best[1], "the text says that the preset's learning rate is better"
     assert comparison[0].data["text/html"].count("<svg") == 4

@@ -139,6 +139,10 @@ def test_a_missing_file_is_named(open_text, tmp_path):
     assert f"{tmp_path / 'none.txt'} does not exist / give a text file" in message
 
 
+def test_a_preset_given_as_a_text_is_recognised(open_text):
+    assert "tiny is a preset, no text: --preset tiny" in refusal(open_text, "tiny")
+
+
 def test_an_empty_file_is_named(open_text, write):
     assert "empty.txt is empty" in refusal(open_text, write("empty.txt", b""))
     assert "has no text" in refusal(open_text, write("mark.txt", codecs.BOM_UTF8))

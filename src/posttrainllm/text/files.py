@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from posttrainllm.errors import CorpusError
+from posttrainllm.presets import PRESETS
 from posttrainllm.settings import show
-from posttrainllm.wording import Wording, worded
+from posttrainllm.wording import Wording, setting, worded
 
 PIECE = 1 << 20  # bytes read at a time
 
@@ -181,10 +182,11 @@ def _status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except FileNotFoundError:
-        raise CorpusError(
-            f"{path} does not exist",
-            "give a text file, a folder with .txt files, or - for standard input",
-        ) from None
+        hint = "give a text file, a folder with .txt files, or - for standard input"
+        if path.name in PRESETS:
+            preset = setting("preset", path.name)
+            hint = worded("{name} is a preset, no text: {it}", name=path.name, it=preset)
+        raise CorpusError(f"{path} does not exist", hint) from None
     except OSError as error:
         raise unreadable(path, error) from None
     except ValueError as error:  # a NUL in the name
