@@ -29,7 +29,7 @@ class EngineConfig(Section):
         default=0,
         ge=0,
         le=1024,
-        description="threads of cpp and torch; 0 is all that this process may use",
+        description="threads that compute; 0 is all that this process may use",
     )
     cpp_build: Literal["", "plain", "avx2", "avx512"] = Field(
         default="", description="build of the C++ kernels; empty takes the best one here"
