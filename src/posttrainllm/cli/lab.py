@@ -134,7 +134,12 @@ def sweep(
     ] = None,
     steps: Steps = None,
     seeds: Annotated[str, typer.Option(metavar="N,N", help="Seeds, with commas.")] = "1",
-    engine: Annotated[str | None, typer.Option(help="Engine.", show_default=False)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="numpy, cpp, wasm, webgpu or torch [dim](default: cpp)[/dim].", show_default=False
+        ),
+    ] = None,
     settings: Settings = None,
     record: RecordDir = None,
     as_json: AsJson = False,
@@ -213,7 +218,12 @@ def parity(
 
 def verify_resume(
     preset: Preset = None,
-    engine: Annotated[str | None, typer.Option(help="Engine.", show_default=False)] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="numpy, cpp, wasm, webgpu or torch [dim](default: cpp)[/dim].", show_default=False
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=4, help="Steps of the run that is killed.")] = 40,
     kills: Annotated[int, typer.Option(min=1, help="How often it is killed.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the kills.")] = 1,

@@ -48,7 +48,8 @@ def train(
         int | None, typer.Option(help="Optimizer steps.", rich_help_panel=MODEL)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Windows a step.", rich_help_panel=MODEL)
+        int | None,
+        typer.Option(help="Windows a step, times data.accumulation.", rich_help_panel=MODEL),
     ] = None,
     n_ctx: Annotated[
         int | None, typer.Option(help="Context: tokens a window.", rich_help_panel=MODEL)
