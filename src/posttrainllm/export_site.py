@@ -3,7 +3,7 @@
 What this is: data for ``web/src``, which repeats none of it: limits and help of every setting, what a configuration must fulfil beyond
 single ranges, what the presets reached when they were measured, which files are no text, and two sentences on every term.
 What this is not: a definition. Settings stand in ``sections.py``, presets in ``presets.py``, the rules of text in ``text/files.py``;
-``tests/test_web_site.py`` holds what is repeated here against them. Read next: ``export_web.py``.
+``tests/test_web_settings.py`` holds what is repeated here against them. Read next: ``export_web.py``.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RECORDS: Final = {
     "large": Measured(1.99, "words and speakers; more steps would help", 286.0),
     "xl": Measured(2.30, "the shape of a play; needs more steps", 421.0),
     "huge": Measured(1.73, "good verse", None),
-    "massive": Measured(2.21, "the shape of a play; needs a larger text", None),
-    "mega": Measured(2.45, "the shape of a play; needs a larger text", None),
+    "massive": Measured(2.21, "the shape of a play; needs more steps and more text", None),
+    "mega": Measured(2.45, "the shape of a play; needs more steps and more text", None),
 }
 
 FIRST: Final = "shakespeare-small"
