@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def _other_rate(config: TrainConfig, run: Path, advice: Advice) -> Next:
     reason = f"counting {advice.values['line']} is still ahead"
     usual = {key: value for key, _, value in changed_settings(config)}.get("schedule.learning_rate")
     if usual is None:
-        return Next(f"posttrainllm diagnose {run}, in a terminal, looks for the reason: {reason}")
+        command = f"posttrainllm diagnose {shlex.quote(str(run))}"
+        return Next(f"{command}, in a terminal, looks for the reason: {reason}")
     code = _train(*_corpus(config), _preset(config.preset))
     return Next(f"the preset's learning rate ({usual:g}): {reason}", code)
 
