@@ -8,7 +8,9 @@ import errno
 import inspect
 import pickle
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -18,6 +20,7 @@ from posttrainllm import api, wording
 from posttrainllm.cli import app
 from posttrainllm.config import SETTINGS
 from posttrainllm.errors import ConfigError, PosttrainError
+from posttrainllm.runs.folder import resuming
 from posttrainllm.server.answers import refusal_of
 from posttrainllm.storage import write_error
 from posttrainllm.training.exporting import export_model
@@ -78,6 +81,18 @@ def test_each_face_has_its_words(text, python, terminal, tab):
 
 def test_a_plain_text_is_the_same_everywhere():
     assert in_terminal("a {brace} stays") == in_tab("a {brace} stays") == "a {brace} stays"
+
+
+def test_a_text_that_looks_like_a_number_stays_a_text():
+    said = resuming(Path("20/26"), 1000)
+    assert said == 'posttrainllm.resume("26", steps=1000, runs_dir="20")'
+    assert said.terminal == "posttrainllm train --resume 26 --steps 1000 --runs-dir 20"
+
+
+def test_what_a_shell_would_take_apart_is_quoted():
+    said = resuming(Path("my runs/it's"))
+    assert said == 'posttrainllm.resume("it\'s", runs_dir="my runs")'
+    assert shlex.split(said.terminal)[3:] == ["it's", "--runs-dir", "my runs"]
 
 
 def test_values_are_said_as_they_are_and_other_wordings_in_their_face():

@@ -14,6 +14,7 @@ is Python's from there on: put it into another one by ``worded("{what}; {then}",
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 from string import Formatter
@@ -88,7 +89,7 @@ def worded(text: str, **values: object) -> Wording:
         parts.append(literal)
         if field is None:
             continue
-        value = values[field] if field in values else setting(*field.split("=", 1))
+        value = values[field] if field in values else _setting_in(field)
         parts.append(value if isinstance(value, Wording) else format(value, form or ""))
     return Wording(
         "".join(map(str, parts)),
@@ -103,13 +104,12 @@ def setting(key: str, value: object = None) -> Wording:
     python, label = SPELLED.get(key, name), LABELS.get(key, name)
     if value is None:
         return Wording(python, terminal=flag or key, tab=label)
-    text = str(value)
-    literal = text if text in ("True", "False") or _is_number(text) else python_text(text)
-    if value in ("True", True) and flag:  # a switch
-        return Wording(f"{python}={literal}", terminal=flag, tab=label)
-    quoted = shlex.quote(text if flag else f"{key}={text}")
+    if value is True and flag:  # a switch
+        return Wording(f"{python}=True", terminal=flag, tab=label)
+    literal = str(value) if isinstance(value, bool | int | float) else python_text(str(value))
+    quoted = shlex.quote(str(value) if flag else f"{key}={value}")
     terminal = f"{flag or '--set'} {quoted}"
-    return Wording(f"{python}={literal}", terminal=terminal, tab=f"{label} {text}")
+    return Wording(f"{python}={literal}", terminal=terminal, tab=f"{label} {value}")
 
 
 def python_text(text: str) -> str:
@@ -127,9 +127,11 @@ def in_tab(text: object) -> str:
     return text.tab if isinstance(text, Wording) else str(text)
 
 
-def _is_number(text: str) -> bool:
+def _setting_in(field: str) -> Wording:
+    """The setting that stands in braces, its value a number, True, False or a text without quotes."""
+    key, equals, text = field.partition("=")
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        value: object = ast.literal_eval(text) if equals else None
+    except (ValueError, SyntaxError):
+        value = text
+    return setting(key, value)
