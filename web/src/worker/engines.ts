@@ -30,11 +30,12 @@ export async function chooseEngine(place: Pick<Place, "host" | "tables">, wanted
   if (wanted === "wasm") return { engine: "wasm", reason: "you chose it", adapter: null };
   const report = await describeAdapter();
   const adapter = report.usable ? nameOf(report) : null;
+  const reason = report.reason.replace(/[:;,] (or )?use WebAssembly$/, "");
   if (wanted === "webgpu") {
-    if (!report.usable) throw new Refused(report.reason, "take the engine WebAssembly: it runs everywhere");
+    if (!report.usable) throw new Refused(reason, "take the engine WebAssembly: it runs everywhere");
     return { engine: "webgpu", reason: `you chose it; it runs on ${adapter}`, adapter };
   }
-  if (!report.usable) return { engine: "wasm", reason: report.reason.replace(/[:;,] (or )?use WebAssembly$/, ""), adapter };
+  if (!report.usable) return { engine: "wasm", reason, adapter };
   if (report.software) return { engine: "wasm", reason: `WebGPU has no GPU here, only a program on the processor (${adapter})`, adapter };
   const wrong = await wrongNumbers(place);
   if (wrong !== null) return { engine: "wasm", reason: wrong, adapter };

@@ -9,17 +9,18 @@ export interface Listener {
 }
 
 export class Desk {
-  readonly #worker: Worker;
+  readonly #worker: Worker | null;
   #over = false;
 
   constructor(listener: Listener) {
-    const worker = new Worker(new URL("../../worker/worker.ts", import.meta.url), { type: "module", name: "posttrainllm" });
-    this.#worker = worker;
     const lost = (why: string): void => {
       if (this.#over) return;
       this.end();
       listener.lost(why);
     };
+    const worker = started((why) => setTimeout(lost, 0, why));
+    this.#worker = worker;
+    if (worker === null) return;
     const lock = `posttrainllm:worker:${crypto.randomUUID?.() ?? Math.floor(performance.now() * 1e6)}`;
     const locks = (navigator as { locks?: LockManager }).locks;
     worker.onmessage = (event: MessageEvent<FromWorker>) => {
@@ -32,12 +33,22 @@ export class Desk {
   }
 
   post(message: ToWorker): void {
-    if (!this.#over) this.#worker.postMessage(message);
+    if (!this.#over) this.#worker?.postMessage(message);
   }
 
   /** Ends the worker at once. */
   end(): void {
     this.#over = true;
-    this.#worker.terminate();
+    this.#worker?.terminate();
+  }
+}
+
+/** A worker; null, with the reason told, where the browser does not let the page have one. */
+function started(failed: (why: string) => void): Worker | null {
+  try {
+    return new Worker(new URL("../../worker/worker.ts", import.meta.url), { type: "module", name: "posttrainllm" });
+  } catch (error) {
+    failed(error instanceof Error ? error.message : String(error));
+    return null;
   }
 }

@@ -89,7 +89,7 @@ class Session {
   start(wish: Wish): void {
     if (this.running) return;
     this.#fresh();
-    askToKeep().catch(() => {}); // a browser that keeps nothing for good
+    void askToKeep();
     this.#engine = wish.engine;
     this.#worker().post({ kind: "train", settings: plain(wish.settings), text: wish.text, engine: wish.engine, place: wish.place, turn: this.#next() });
   }

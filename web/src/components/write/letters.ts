@@ -15,7 +15,12 @@ export interface Letter {
 export class LetterMaker {
   #waiting: number[] = [];
   #first: WrittenToken | null = null;
-  #at = 0;
+  #at: number;
+
+  /** `at`: how many tokens stand before the first one. */
+  constructor(at = 0) {
+    this.#at = at;
+  }
 
   push(token: number, written: WrittenToken | null): Letter[] {
     if (this.#waiting.length === 0) this.#first = written;
@@ -27,6 +32,13 @@ export class LetterMaker {
     this.#waiting = [];
     return [letter];
   }
+}
+
+/** Where the last characters begin that take at most so many tokens. */
+export function tailStart(tokens: readonly number[], most: number): number {
+  let start = Math.max(0, tokens.length - most);
+  while (start > 0 && start < tokens.length && ((tokens[start] ?? 0) & 0xc0) === 0x80) start++; // not within a character
+  return start;
 }
 
 const NAMES: Readonly<Record<number, string>> = { 9: "tab", 10: "line feed", 13: "carriage return", 32: "space" };

@@ -1,7 +1,7 @@
 // writing.svelte.ts: the text that a model writes for this page, and the worker that writes it.
 import type { Attention, FromWorker, ModelSource, SamplingChoice, WrittenToken } from "../../worker/protocol.ts";
 import { Desk } from "../site/desk.ts";
-import { LetterMaker } from "./letters.ts";
+import { LetterMaker, tailStart } from "./letters.ts";
 import type { Letter } from "./letters.ts";
 
 export interface Wish {
@@ -16,6 +16,7 @@ export interface Wish {
 type About = Extract<FromWorker, { kind: "model" }>;
 
 const LETTERS_A_SECOND = 140; // so that it can be read along
+const PROMPT_SHOWN = 2000; // tokens at its end that become letters, of a prompt that may be a book
 const CATCH_UP_S = 2; // at most so far behind the model
 
 export class Writing {
@@ -36,6 +37,7 @@ export class Writing {
   #all: Letter[] = [];
   #tokens: number[] = [];
   #prompt = 0;
+  #head = ""; // of the prompt, before the first letter
   #asked = 0;
   #frame = 0;
   #last = 0;
@@ -43,11 +45,13 @@ export class Writing {
 
   write(wish: Wish): void {
     this.wish = wish;
-    this.#maker = new LetterMaker();
     this.#tokens = Array.from(new TextEncoder().encode(wish.prompt));
     this.#prompt = this.#tokens.length;
+    const start = tailStart(this.#tokens, PROMPT_SHOWN);
+    this.#head = new TextDecoder().decode(Uint8Array.from(this.#tokens.slice(0, start)));
+    this.#maker = new LetterMaker(start);
     this.attention = null;
-    this.#all = this.#tokens.flatMap((token) => this.#maker.push(token, null));
+    this.#all = this.#tokens.slice(start).flatMap((token) => this.#maker.push(token, null));
     this.letters = [...this.#all];
     this.shown = this.#all.length;
     this.#due = this.shown;
@@ -82,7 +86,7 @@ export class Writing {
   }
 
   get text(): string {
-    return this.letters.slice(0, this.shown).map((letter) => letter.text).join("");
+    return this.#head + this.letters.slice(0, this.shown).map((letter) => letter.text).join("");
   }
 
   #start(): Desk {
