@@ -212,6 +212,17 @@ def test_runs_show_has_settings_losses_checkpoints_and_a_curve(trained):
     check_error(cli("runs", "show", "on", "--runs-dir", trained), "did you mean 'one'?")
 
 
+def test_the_speed_at_the_end_of_a_run_is_that_of_its_newest_steps(runs):
+    path = runs / "one" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, pace in zip(lines, [1000.0] * (len(lines) - 2) + [None, 3000.0], strict=True):
+        line["tokens_per_second"] = pace
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = len(lines) - 1
+    wanted = round(known / ((known - 1) / 1000 + 1 / 3000))
+    assert f", {wanted:,} tokens/s at the end" in cli("runs", "show", "one", "--runs-dir", runs).out
+
+
 def test_runs_show_of_a_run_without_a_line_of_metrics(runs):
     (runs / "one" / "metrics.jsonl").unlink()
     assert cli("runs", "show", "one", "--runs-dir", runs).code == 0

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from display_cases import COUNTING, a_record, a_start
+from posttrainllm.cli import table
 from posttrainllm.cli.plain import PlainLines
 from posttrainllm.cli.plot import BLOCKS, plot, sparkline
 from posttrainllm.cli.report import suggestions
-from posttrainllm.cli.table import Column, fitting
+from posttrainllm.cli.table import Column, fitting, print_table
 from posttrainllm.config import load_config
 from posttrainllm.figures import about, brief, clock, counted, one_line, printable
 from posttrainllm.runs.curves import Curve, smooth
@@ -146,6 +147,17 @@ def a_verdict(*actions: Advice) -> Verdict:
 
 def an_outcome(verdict: Verdict | None, *, finished: bool = True) -> Outcome:
     return Outcome(Path("runs/small-001"), finished, 1500, [2.0], 1.9, verdict, None)
+
+
+def test_a_table_says_what_it_has_no_room_for(monkeypatch, capsys):
+    columns, rows = (
+        [Column("run"), Column("preset", goes=1), Column("size", goes=2)],
+        [["first", "tiny", "1.9 MB"]],
+    )
+    for room, last in ((80, "first  tiny    1.9 MB"), (13, "a wider terminal also shows: size")):
+        monkeypatch.setattr(table, "width", lambda stream, room=room: room)
+        print_table(columns, rows)
+        assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_suggestions_are_commands_to_copy():

@@ -155,7 +155,9 @@ def export_(
             (
                 "checked",
                 f"read again by {found.reader}: token ids are the same, logits differ by at most "
-                f"{found.difference:.1e} (the largest is {found.largest:.3g})",
+                f"{found.difference:.1e} (the largest is {found.largest:.3g})"
+                if found.difference
+                else f"read again by {found.reader}: token ids and logits are the same",
             ),
         ]
     )

@@ -225,7 +225,7 @@ def _show_attention(inspection: Inspection, layer: int, head: int | None) -> Non
         title, about = f"layer {layer}", f": what {counted(inspection.n_head, 'head')} looked at"
         lines, pooled = all_heads(weights, _room(), unicode=unicode)
         if pooled > 1:
-            about += f"; a cell is the largest of {pooled} x {pooled} tokens"
+            about += f"; a cell is the largest of up to {pooled} x {pooled} tokens"
     else:
         place, share = habit(weights[head])
         title, about = f"layer {layer}, head {head}", f": {100 * share:.0f} % on {PLACES[place]}"

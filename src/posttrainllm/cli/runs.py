@@ -88,6 +88,7 @@ def show(
     from posttrainllm.runs.comparing import show_setting
     from posttrainllm.runs.folder import describe_run
     from posttrainllm.storage import show_bytes
+    from posttrainllm.training.progress import SMOOTHED
     from posttrainllm.training.report import model_words
 
     found = _open(run, _folder(runs_dir))
@@ -121,8 +122,9 @@ def show(
         ("loss", f"{_loss(row.loss)} training, {_loss(row.best_val_loss)} best validation"),
     ]
     if last:
-        speed, took = last.get("tokens_per_second"), last.get("elapsed_s")
-        if isinstance(speed, int | float) and isinstance(took, int | float):
+        took, paces = last.get("elapsed_s"), _numbers(lines[-SMOOTHED:], "tokens_per_second")
+        if isinstance(took, int | float) and paces:
+            speed = len(paces) / sum(1.0 / max(pace, 1e-9) for pace in paces)
             rows.append(("time", f"{clock(took)}, {speed:,.0f} tokens/s at the end"))
     rows += [
         ("saved" if number == 0 else "", f"{folder} ({show_bytes(size)})")
@@ -204,6 +206,11 @@ def _checkpoints(run: Run) -> list[tuple[Path, int]]:
         (folder, sum(file.stat().st_size for file in folder.iterdir()))
         for folder in list_checkpoints(run.checkpoints)
     ]
+
+
+def _numbers(lines: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """What stands under a key of metrics.jsonl; an imported run has null there."""
+    return [line[key] for line in lines if isinstance(line.get(key), int | float)]
 
 
 def _curve(name: str, lines: Sequence[dict[str, Any]], key: str) -> Curve:

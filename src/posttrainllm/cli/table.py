@@ -21,7 +21,7 @@ class Column:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their titles; anything but a terminal gets every column."""
+    """Print rows under their titles, and what a terminal has no room for; anything else gets every column."""
     chosen = fitting(columns, rows, width(sys.stdout))
     sizes = [max(cells(line[at]) for line in ([c.title for c in columns], *rows)) for at in chosen]
     for number, row in enumerate([[column.title for column in columns], *rows]):
@@ -30,6 +30,8 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
             space = " " * (size - cells(row[at]))
             parts.append(space + row[at] if columns[at].right else row[at] + space)
         say(((" " * GAP).join(parts).rstrip(), "" if number else "bold"))
+    if hidden := [column.title for at, column in enumerate(columns) if at not in chosen]:
+        say((f"a wider terminal also shows: {', '.join(hidden)}", "dim"))
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:

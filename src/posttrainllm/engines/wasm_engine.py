@@ -30,7 +30,7 @@ from posttrainllm.program import Program
 
 BUILDS = ("wasm32", "wasm64")
 ALIGN = 4096
-INSTALL = "run: pip install 'posttrainllm[wasm]'"
+INSTALL = "pip install 'posttrainllm[wasm]'"
 
 
 @functools.cache

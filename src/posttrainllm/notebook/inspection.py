@@ -138,7 +138,7 @@ def _heads(inspection: Inspection, layer: int) -> str:
     pictures = [_head(number, each) for number, each in enumerate(weights[:MOST_HEADS])]
     pooled = -(-weights.shape[1] // CELLS)
     more = f", the first {MOST_HEADS} of {len(weights)}" if len(weights) > MOST_HEADS else ""
-    cell = f"; a cell is the largest of {pooled} x {pooled} tokens" if pooled > 1 else ""
+    cell = f"; a cell is the largest of up to {pooled} x {pooled} tokens" if pooled > 1 else ""
     about = f" · what its heads looked at{more}: a row for each token{cell}"
     grid = "display:flex;flex-wrap:wrap;gap:0.8em;margin-top:0.4em"
     return f'<div style="margin-top:0.6em"></div>{heading(f"layer {layer}", about)}<div style="{grid}">{"".join(pictures)}</div>'

@@ -29,6 +29,7 @@ from posttrainllm.text.tokenizer import (
     document,
     is_byte_level,
 )
+from posttrainllm.wording import worded
 
 VOCABULARY_FILE = "vocab.json"
 MERGES_FILE = "merges.txt"
@@ -147,7 +148,10 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent} has no {path.name}",
-            "copy the model's tokenizer into the folder: tokenizer.json, or vocab.json and merges.txt",
+            worded(
+                "copy the model's tokenizer into the folder: tokenizer.json, or vocab.json and merges.txt; or name "
+                "a folder that has it: {data.tokenizer}"
+            ),
         ) from None
     except OSError as error:
         raise read_error(path, error) from None
