@@ -95,14 +95,7 @@ class Limits:
 
     def names(self) -> dict[str, int]:
         """As names for expressions."""
-        return {
-            "workgroup_bytes": self.workgroup_bytes,
-            "invocations": self.invocations,
-            "subgroups": self.subgroups,
-            "binding_bytes": self.binding_bytes,
-            "half": self.half,
-            "checked": self.checked,
-        }
+        return dict(vars(self))
 
 
 def _read_table() -> dict[str, Any]:

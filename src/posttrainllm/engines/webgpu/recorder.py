@@ -7,6 +7,7 @@ What this is not: the choice of kernels (``engines/webgpu/dispatch.py``) or memo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,27 +58,21 @@ class Recorder:
         self._workspace: Any = None
         self._workspace_bytes = 0
 
-    def reserve(self, calls: list[BoundCall]) -> None:
+    def reserve(self, calls: Sequence[BoundCall]) -> None:
         """Take the workspace that these calls need, if it is more than there is.
 
         Raises: EngineError, with its name and size, for a buffer that the device cannot bind at once.
         """
-        chosen = [self._dispatches(work) for work in self.table.merge(calls)]
-        self._grow(max((found.workspace for found in chosen), default=0))
-        for found in chosen:  # what cannot be bound is said before the first step
+        for found in self._chosen(calls):  # what cannot be bound is said before the first step
             for dispatch in found.passes:
                 self._bindings(found, dispatch)
 
-    def record(self, calls: list[BoundCall] | list[Work]) -> Recording:
+    def record(self, calls: Sequence[BoundCall]) -> Recording:
         """Make all GPU objects of these calls.
 
         Raises: EngineError, with the call, where the device refuses one.
         """
-        works = [call for call in calls if isinstance(call, Work)]
-        works = works or self.table.merge([call for call in calls if isinstance(call, BoundCall)])
-        chosen = [self._dispatches(work) for work in works]
-        self._grow(max((found.workspace for found in chosen), default=0))
-        entries = [(found, dispatch) for found in chosen for dispatch in found.passes]
+        entries = [(found, dispatch) for found in self._chosen(calls) for dispatch in found.passes]
         words = np.zeros(max(1, len(entries)) * SLICE, np.uint8)
         for index, (_, dispatch) in enumerate(entries):
             at = index * SLICE
@@ -121,6 +116,12 @@ class Recorder:
         for recording in recordings:
             self._pass.replay(compute, recording.items)
         compute.end()
+
+    def _chosen(self, calls: Sequence[BoundCall]) -> list[Dispatches]:
+        """What the table makes of calls, with workspace for the largest."""
+        chosen = [self._dispatches(work) for work in self.table.merge(calls)]
+        self._grow(max((found.workspace for found in chosen), default=0))
+        return chosen
 
     def _dispatches(self, work: Work) -> Dispatches:
         windows = self.memory.windows(work.arena) if work.op in OPS and work.arena else None

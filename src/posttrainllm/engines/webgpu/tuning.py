@@ -78,7 +78,7 @@ def _times(recorder: Recorder, calls: Sequence[BoundCall], fixed: dict[str, str]
         table.preferred.update(
             {key: found[min(turn, len(found) - 1)] for key, found in variants.items()}
         )
-        recording = recorder.record(list(calls))
+        recording = recorder.record(calls)
         groups = _by_work(recording.dispatches)
         runs = [seconds(recorder.device, groups) for _ in range(REPEATS)]
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
