@@ -98,6 +98,24 @@ def test_text_comes_first(tmp_path: Path) -> None:
     assert mine.config.data.corpus == (str(text),)
 
 
+def test_no_setting_is_dropped_in_silence(tmp_path: Path) -> None:
+    for twice in (
+        {"learning_rate": 1e-3, "schedule__learning_rate": 2e-3},
+        {"steps": 5, "training__steps": 9},
+        {"engine": "cpp", "engine__name": "numpy"},
+    ):
+        with pytest.raises(ConfigError, match="is given twice"):
+            posttrainllm.train(runs_dir=tmp_path, **twice)
+    with pytest.raises(posttrainllm.PosttrainError, match="there is no run 'nosuch'"):
+        posttrainllm.train(runs_dir=tmp_path, training__start_from="nosuch")
+    run = posttrainllm.train(runs_dir=tmp_path, **SMALL)
+    more = run.config.training.steps + 2
+    again = posttrainllm.resume(
+        run.path, training__steps=more, warmup_steps=1, engine="numpy", allow_change=True
+    )
+    assert (again.config.training.steps, again.config.engine.name) == (more, "numpy")
+
+
 @pytest.mark.parametrize(
     ("key", "says"),
     [

@@ -143,12 +143,14 @@ def train(
 
     Raises: PosttrainError, in one line with the next action.
     """
-    flags = _by_section(settings)
-    named = {"engine.name": engine, "training.steps": steps, "training.seed": seed}
-    flags |= {key: value for key, value in named.items() if value is not None}
-    flags["training.start_from"] = None if start_from is None else _place("start_from", start_from)
-    if corpus is not None:
-        flags["data.corpus"] = _texts(corpus)
+    named: dict[str, object] = {
+        "corpus": None if corpus is None else _texts(corpus),
+        "start_from": None if start_from is None else _place("start_from", start_from),
+        "engine": engine,
+        "steps": steps,
+        "seed": seed,
+    }
+    flags = _by_section(settings, named)
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"name is a text, got {show(name)}", 'such as name="first"')
     runs = Path(_place("runs_dir", runs_dir))
@@ -171,7 +173,7 @@ def resume(
 
     ``observer`` and ``progress`` as in ``train``. Raises: PosttrainError.
     """
-    flags = _by_section(settings) | {"training.steps": steps}
+    flags = _by_section(settings, {"steps": steps})
     with watching(observer, progress) as watcher:
         trainer = resumed_trainer(
             _place("a run", name),
@@ -254,14 +256,17 @@ def _place(what: str, value: object) -> str:
     raise ConfigError(f"{what} is a name or a path, got {show(value)}", hint)
 
 
-def _by_section(settings: dict[str, object]) -> dict[str, object]:
+def _by_section(settings: dict[str, object], named: dict[str, object]) -> dict[str, object]:
     """{"learning_rate": ...} or {"schedule__learning_rate": ...} as {"schedule.learning_rate": ...}.
 
-    Raises: ConfigError for a name that no setting has, or several.
+    ``named`` are the arguments that functions have for some settings; None is not given.
+
+    Raises: ConfigError for a name that no setting has, or several, and for a setting that is given twice.
     """
-    flags = {}
-    for key, value in settings.items():
-        name = key.replace("__", ".")
+    flags: dict[str, object] = {}
+    given = {key: value for key, value in named.items() if value is not None}
+    for key, value in [*settings.items(), *given.items()]:
+        name = "engine.name" if key == "engine" else key.replace("__", ".")
         found = (
             [name]
             if name in SETTINGS
@@ -276,6 +281,8 @@ def _by_section(settings: dict[str, object]) -> dict[str, object]:
                 if spelled
                 else "posttrainllm.config.SETTINGS lists them, each with its help",
             )
+        if found[0] in flags:
+            raise ConfigError(f"{found[0]} is given twice", f"leave out one, such as {key}")
         flags[found[0]] = value
     return flags
 
