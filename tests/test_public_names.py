@@ -9,7 +9,17 @@ import pytest
 
 import posttrainllm
 
-NAMES = ["PosttrainError", "Run", "__version__", "compare", "load", "open_run", "resume", "train"]
+NAMES = [
+    "PosttrainError",
+    "Run",
+    "__version__",
+    "compare",
+    "load",
+    "open_run",
+    "resume",
+    "train",
+    "train_tokenizer",
+]
 
 
 def test_the_public_names_are_these_and_each_can_be_used():

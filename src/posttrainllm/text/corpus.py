@@ -74,12 +74,12 @@ class Corpus:
 
         Raises: CorpusError naming the part and both numbers.
         """
-        parts = [("training", self.train, worded("a larger file"))]
+        parts = [("training", self.train, worded("or a larger file"))]
         if self.val_fraction > 0:
             parts.append(("validation", self.val, worded("a larger file or {data.val_fraction=0}")))
         for part, tokens, other in parts:
             if len(tokens) < n_ctx + 1:
-                fitting = worded("use {other}", other=other)
+                fitting = worded("use a larger file")
                 if len(tokens) > 1:
                     most = setting("model.n_ctx", len(tokens) - 1)
                     fitting = worded("use {most} or less, {other}", most=most, other=other)
