@@ -112,15 +112,15 @@ def sweep(
     engine: dict[str, str | int] = {}
     planned = [(one, seed) for one in combinations for seed in dict.fromkeys(seeds)]
     for number, (combination, seed) in enumerate(planned, start=1):
-        place = f"{number}/{len(planned)} "
-        row, engine = train_once(
-            config,
-            combination,
-            seed,
-            lambda what, step, steps, place=place: progress(place + what, step, steps),  # type: ignore[misc]
-        )
+        told = _numbered(progress, f"{number}/{len(planned)} ")
+        row, engine = train_once(config, combination, seed, told)
         runs.append(row)
     return Sweep(config, runs, engine)
+
+
+def _numbered(progress: Progress, place: str) -> Progress:
+    """The same, told which of the runs it is."""
+    return lambda what, step, steps: progress(place + what, step, steps)
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, list[object]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ def inference_engine(
         sizes = {f"model.{key}": value for key, value in model.model_dump().items()}
         sizes |= {f"engine.{key}": value for key, value in engine.model_dump().items()}
         config = replace(load_config(), {**sizes, "data.batch_size": batch})
-        kind: Any = "float64" if dtype is np.float64 else "float32"
+        kind: Literal["float64", "float32"] = "float64" if dtype is np.float64 else "float32"
         return TorchEngine(config, dtype=kind, training=False)
     programs, dims = inference_programs(model, batch, logits=logits)
     if engine.weights == "int8" and name in HAVE_INT8 and can_round(dims["decode"]):

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace as fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def _copy_run(source: Path, folder: Path) -> None:
             try:
                 with stream:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    write_file(target, iter(lambda stream=stream: stream.read(2**20), b""))  # type: ignore[misc]
+                    write_file(target, iter(partial(stream.read, 2**20), b""))
             except OSError as error:
                 raise write_error(f"copy {relative}", folder.parent, error) from None
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import CheckpointError, TrainingError
 from posttrainllm.runs.checkpoint import write_checkpoint
 from posttrainllm.runs.folder import Run
+from posttrainllm.runs.records import Records
 from posttrainllm.runs.trainer_state import CorpusIdentity, TrainerState
 from posttrainllm.text.corpus import Corpus
 from posttrainllm.text.tokenizer import Tokenizer
 from posttrainllm.training.stopping import StopSignals
 from posttrainllm.wording import Wording, worded
+
+File = Literal["metrics", "samples"]
 
 RETRY_S = 5.0  # between attempts of the last save
 
@@ -34,11 +37,11 @@ class Journal:
         self.run, self.corpus, self.tokenizer = run, corpus, tokenizer
         self.saved: Path | None = None
         self._notice = notice
-        self._files = {"metrics": run.metrics, "samples": run.samples}
-        self._waiting: list[tuple[str, Mapping[str, Any]]] = []
+        self._files: dict[File, Records] = {"metrics": run.metrics, "samples": run.samples}
+        self._waiting: list[tuple[File, Mapping[str, Any]]] = []
         self._failing = False  # and the user knows
 
-    def append(self, file: str, record: Mapping[str, Any]) -> None:
+    def append(self, file: File, record: Mapping[str, Any]) -> None:
         """Add a line to ``metrics`` or ``samples``; when that fails, say so once and keep it for later."""
         self._waiting.append((file, record))
         try:

@@ -140,7 +140,7 @@ class GpuDevice:
             self.device = adapter.request_device_sync(
                 required_features=features, required_limits=limits
             )
-        except Exception as error:
+        except Exception as error:  # wgpu raises bare RuntimeErrors, too
             raise EngineError(f"the adapter {self.name!r} gives no device: {error}") from error
         self.queue = self.device.queue
         have = self.device.limits
@@ -183,7 +183,7 @@ class GpuDevice:
         }
         try:
             return self.device.create_buffer(label=name, size=nbytes, usage=bits[usage])
-        except Exception as error:
+        except Exception as error:  # the same
             raise EngineError(
                 f"{self.name!r} has no room for buffer {name!r} of {nbytes / 2**20:,.1f} MiB",
                 worded("use a smaller preset, a smaller {data.batch_size}, or {engine.name=cpp}"),

@@ -11,6 +11,7 @@ gives it. Operands carry their own names, or those under ``as``; two of one name
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,10 +139,10 @@ def _dead(calls: Sequence[BoundCall], place: Place) -> bool:
 
 def _clash(operands: Mapping[str, Operand]) -> bool:
     """Whether something that is written shares a slot of the work space with another operand."""
-    places = [operand for operand in operands.values() if operand.place is not None]
-    return any(
-        one.written and one is not other and one.place.region == other.place.region  # type: ignore[union-attr]
-        for one in places
-        for other in places
-        if one.place.region.startswith("work.")  # type: ignore[union-attr]
-    )
+    slots = [
+        (operand.place.region, operand.written)
+        for operand in operands.values()
+        if operand.place is not None and operand.place.region.startswith("work.")
+    ]
+    sharing = Counter(slot for slot, _ in slots)
+    return any(written and sharing[slot] > 1 for slot, written in slots)
