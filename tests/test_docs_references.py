@@ -348,6 +348,20 @@ def test_pages_that_are_made_from_the_code_are_up_to_date() -> None:
     assert not old, "run: python tools/reference_pages.py"
 
 
+def test_seeded_faults_have_their_place_in_the_code_and_on_the_page_of_numerics() -> None:
+    faults = runpy.run_path(str(ROOT / "tools" / "mutation_check.py"))["FAULTS"]
+    gone = [f.what for f in faults if f.old not in sources()[f"src/posttrainllm/{f.file}"]]
+    assert not gone, "tools/mutation_check.py seeds these where the code is another now"
+    table = text_of("docs/numerics.md").partition("## Mutation check")[2]
+    assert len(faults) == table.count("\n| `")
+    shown = [
+        f.what
+        for f in faults
+        if not re.search(rf"`\S*{Path(f.file).name}`: .*{re.escape(f.what)}", table)
+    ]
+    assert not shown, "docs/numerics.md does not have these"
+
+
 def test_environment_variables_that_are_read_are_on_the_page_of_settings() -> None:
     theirs = {"POSTTRAINLLM_REPORT", "POSTTRAINLLM_LISTEN_FD"}  # from process to process
     code = "\n".join(text for name, text in sources().items() if name.startswith("src/"))

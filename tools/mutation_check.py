@@ -152,7 +152,7 @@ FAULTS = (
           "wrong constant", "default of beta2", DEFAULTS),
     Fault("presets.py", "steps=1500,\n        learning_rate=6e-3", "steps=1500,\n        learning_rate=6e-4",
           "wrong constant", "learning rate of preset small", DEFAULTS),
-    Fault("training/trainer.py", "inv_count=1.0 / tokens",
+    Fault("training/step.py", "inv_count=1.0 / tokens",
           "inv_count=config.data.accumulation / tokens",
           "missing scale", "accumulated gradients are summed, not averaged", RUN),
     Fault("training/trainer.py", "step=self.step,\n            seed", "step=self.step + 1,\n            seed",
