@@ -148,7 +148,7 @@ FAULTS = (
     Fault("sections.py", "weight_decay: float = Field(\n        default=0.1",
           "weight_decay: float = Field(\n        default=0.01",
           "wrong constant", "default of weight_decay", DEFAULTS),
-    Fault("sections.py", "default=0.95", "default=0.999",
+    Fault("sections.py", "beta2: float = Field(\n        default=0.95", "beta2: float = Field(\n        default=0.999",
           "wrong constant", "default of beta2", DEFAULTS),
     Fault("presets.py", "steps=1500,\n        learning_rate=6e-3", "steps=1500,\n        learning_rate=6e-4",
           "wrong constant", "learning rate of preset small", DEFAULTS),
