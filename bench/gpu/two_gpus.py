@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,9 +76,11 @@ def torchrun(job: str, preset: str, folder: Path, seconds: float) -> dict[str, A
 
 
 def shown(command: str) -> str:
+    """What a command prints, without colours, legends and what identifies a card."""
     try:
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
-        return done.stdout.strip()[:4000]
+        plain = re.sub(r"\x1b\[[0-9;]*m| \(UUID: [^)]*\)", "", done.stdout)
+        return plain.partition("\n\nLegend:")[0].strip()[:4000]
     except subprocess.TimeoutExpired:
         return "timeout"
 
@@ -88,7 +91,6 @@ def information() -> dict[str, Any]:
         "cards": shown(f"nvidia-smi --query-gpu={query} --format=csv,noheader"),
         "topology": shown("nvidia-smi topo -m"),
         "nvlink": shown("nvidia-smi nvlink -s -i 0"),
-        "kernel": shown("uname -r"),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "TORCH_"))},
     }
 
