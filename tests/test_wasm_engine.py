@@ -12,7 +12,7 @@ from model_cases import model, random_batch, random_params, train_config
 from needs import require
 from posttrainllm.control import bias_corrections
 from posttrainllm.engines import wasm_engine
-from posttrainllm.engines.base import Batch, StepScalars, TooLarge
+from posttrainllm.engines.base import Batch, StepScalars, TooLargeError
 from posttrainllm.engines.numpy_engine import NumpyEngine
 from posttrainllm.engines.wasm_engine import BUILDS, WasmEngine
 from posttrainllm.errors import EngineError
@@ -119,7 +119,7 @@ def test_a_plan_that_fits_nowhere_is_refused_with_both_numbers_and_a_preset(
     monkeypatch.setattr(wasm_engine, "PAGES", {"wasm32": 200, "wasm64": 400})
     sets = training_programs(train_config("medium").model, train_config().optimizer, 16)
     with pytest.raises(
-        TooLarge, match=r"needs [\d,]+ bytes of memory and may take 24,117,248 here"
+        TooLargeError, match=r"needs [\d,]+ bytes of memory and may take 24,117,248 here"
     ):
         WasmEngine(*sets)
     with pytest.raises(EngineError, match="the largest preset that fits is tiny"):

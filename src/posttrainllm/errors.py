@@ -10,6 +10,9 @@
         +-- NonFiniteError a loss or gradient that is not a number
         +-- LostError      another process of the run that is gone
 
+A few are narrower still and stand where they are raised: ``engines.base.TooLargeError``, ``runs.checkpoint_folder.DamagedError``,
+``cli.launch.RankError``.
+
 The command line prints the message and the hint and never a traceback. An ``assert`` in this package is about our own invariants,
 never about what a user gave.
 """

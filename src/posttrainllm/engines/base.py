@@ -32,7 +32,7 @@ Array = NDArray[Any]
 Tensors = Mapping[str, F32]
 
 
-class TooLarge(EngineError):
+class TooLargeError(EngineError):
     """A plan that needs more memory than an engine may take; ``engine_choice`` adds which preset would fit."""
 
     def __init__(self, engine: str, needed: int, allowed: int) -> None:
@@ -47,11 +47,11 @@ class TooLarge(EngineError):
 def check_memory(engine: str, needed: int) -> None:
     """Refuse what this machine does not have, before it is taken: asked afterwards, the system ends the process instead.
 
-    Raises: TooLarge.
+    Raises: TooLargeError.
     """
     allowed = available_memory()
     if 0 < allowed < needed:
-        raise TooLarge(engine, needed, allowed)
+        raise TooLargeError(engine, needed, allowed)
 
 
 def copied_bytes(plan: Plan) -> int:
@@ -213,7 +213,7 @@ class ProgramEngine(ABC):
         self._prepared.clear()
 
     def check_memory(self, nbytes: int) -> None:
-        """Before taking ``nbytes``: are they there, with the copies of the state that loading and saving take? Raises: TooLarge."""
+        """Before taking ``nbytes``: are they there, with the copies of the state that loading and saving take? Raises: TooLargeError."""
         check_memory(self.name, nbytes + copied_bytes(self.plan))
 
     # ---- running programs ---------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class CppEngine(HostEngine):
     ) -> None:
         """Plan the programs, load the library and take the memory, the kernels' workspace included.
 
-        Raises: TooLarge when this machine does not have it.
+        Raises: TooLargeError when this machine does not have it.
         """
         super().__init__(programs, dims)
         self.build = choose_build(build)

@@ -36,7 +36,7 @@ class NumpyEngine(HostEngine):
         *,
         dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
-        """Plan the programs and take the memory. Raises: TooLarge when this machine does not have it."""
+        """Plan the programs and take the memory. Raises: TooLargeError when this machine does not have it."""
         super().__init__(programs, dims)
         self.dtype = dtype
         self.temporaries = self._temporaries() * np.dtype(dtype).itemsize // 4

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrainllm.engines.base import Array, TooLarge
+from posttrainllm.engines.base import Array, TooLargeError
 from posttrainllm.engines.cpp_engine import CppEngine, call_table, lay_out
 from posttrainllm.engines.host_engine import HostEngine
 from posttrainllm.errors import EngineError
@@ -136,7 +136,7 @@ class WasmEngine(HostEngine):
     ) -> None:
         """Plan the programs and make an instance with all the memory that they need.
 
-        Raises: TooLarge when neither build can be given that memory.
+        Raises: TooLargeError when neither build can be given that memory.
         """
         super().__init__(programs, dims)
         self._offset, end = lay_out(self.plan)
@@ -149,7 +149,7 @@ class WasmEngine(HostEngine):
         if not build and free > _limit("wasm32"):
             self.build = "wasm64"
         if free > _limit(self.build):
-            raise TooLarge(f"the {self.build} engine", free, _limit(self.build))
+            raise TooLargeError(f"the {self.build} engine", free, _limit(self.build))
         self.check_memory(free)
         self._instance = Instance(self.build, free)
         self._table = self._instance.start

@@ -34,7 +34,7 @@ from posttrainllm.engines.base import (
     StepResult,
     StepScalars,
     Tensors,
-    TooLarge,
+    TooLargeError,
     check_memory,
 )
 from posttrainllm.errors import EngineError
@@ -87,7 +87,7 @@ class TorchEngine:
     ) -> None:
         """Allocate the model; its values come with ``load``.
 
-        Raises: EngineError where the device is not there or cannot do the dtype, TooLarge where
+        Raises: EngineError where the device is not there or cannot do the dtype, TooLargeError where
         memory is short.
         """
         if dtype == "float64":
@@ -163,7 +163,7 @@ class TorchEngine:
         elif self._device.type == "cuda":
             free = torch.cuda.mem_get_info(self._device)[0]
             if needed > free:
-                raise TooLarge(self.name, needed, free)
+                raise TooLargeError(self.name, needed, free)
 
     @contextmanager
     def _out_of_memory(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from posttrainllm.config import (
 from posttrainllm.engines.base import (
     Engine,
     ProgramEngine,
-    TooLarge,
+    TooLargeError,
     check_memory,
     copied_bytes,
 )
@@ -77,7 +77,7 @@ def training_engine(
             return TorchEngine(config, dtype="float64" if dtype is np.float64 else "float32")
         programs, dims = training_programs(config.model, config.optimizer, config.data.batch_size)
         return _program_engine(name, config.engine, programs, dims, dtype, before)
-    except TooLarge as error:
+    except TooLargeError as error:
         raise EngineError(error.message, _what_fits(error.allowed)) from None
 
 
@@ -121,7 +121,7 @@ def looking_engine(
 
     ``beside`` is the ``info`` of the engine that the model is on. It runs the programs as they were written, without fused ops.
 
-    Raises: TooLarge when this machine does not have the memory.
+    Raises: TooLargeError when this machine does not have the memory.
     """
     from posttrainllm.engines.cpp_engine import CppEngine, runnable_builds
     from posttrainllm.engines.numpy_engine import NumpyEngine

@@ -24,7 +24,7 @@ from posttrainllm.engines.base import (
     Array,
     ProgramEngine,
     Tensors,
-    TooLarge,
+    TooLargeError,
     check_memory,
 )
 from posttrainllm.errors import CheckpointError, ConfigError, EngineError
@@ -300,18 +300,18 @@ def _engine(
 ) -> ProgramEngine:
     try:
         return looking_engine(beside, programs, dims)
-    except TooLarge as error:
+    except TooLargeError as error:
         raise _too_large(error) from None
 
 
 def _check_room(nbytes: int) -> None:
     try:
         check_memory("looking inside", nbytes)
-    except TooLarge as error:
+    except TooLargeError as error:
         raise _too_large(error) from None
 
 
-def _too_large(error: TooLarge) -> EngineError:
+def _too_large(error: TooLargeError) -> EngineError:
     return EngineError(error.message, "a shorter text needs less")
 
 
