@@ -116,6 +116,18 @@ def test_no_setting_is_dropped_in_silence(tmp_path: Path) -> None:
     assert (again.config.training.steps, again.config.engine.name) == (more, "numpy")
 
 
+def test_a_damaged_checkpoint_that_is_passed_over_is_a_warning(tmp_path: Path) -> None:
+    run = posttrainllm.train(runs_dir=tmp_path, checkpoint_every=2, **SMALL)
+    newest = max((run.path / "checkpoints").iterdir())
+    (newest / "model.safetensors").write_bytes(b"")
+    for load in (
+        lambda: posttrainllm.load(run.path),
+        lambda: posttrainllm.open_run(run.path).model,
+    ):
+        with pytest.warns(UserWarning, match=f"{newest.name}.*using step-"):
+            load()
+
+
 @pytest.mark.parametrize(
     ("key", "says"),
     [

@@ -9,6 +9,7 @@ run.generate("ROMEO:")
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -99,7 +100,7 @@ class Run:
     def model(self) -> Model:
         """The model of the newest checkpoint, loaded at first use on the engine of the run."""
         config = self.config
-        return open_model(str(self.path), runs_dir=self.path.parent, engine=config.engine)
+        return _opened(str(self.path), self.path.parent, config.engine)
 
     def generate(
         self,
@@ -297,13 +298,21 @@ def load(
 
     ``name`` is one of the gallery ("shakespeare"), a run (its newest checkpoint), a checkpoint or Hugging Face GPT-2 folder, a .zip or a
     .tinygpt file; docs/formats.md says what is taken.
-    ``engine`` is the one it was trained on unless it is given.
+    ``engine`` is the one it was trained on unless it is given. What is worth knowing, such as a damaged checkpoint that was passed over,
+    is a warning.
 
     Raises: CheckpointError, EngineError; ConfigError when there is no such engine.
     """
     chosen = None if engine is None else EngineConfig.model_validate({"name": engine})
-    place = _place("a model", name)
-    return open_model(place, runs_dir=Path(_place("runs_dir", runs_dir)), engine=chosen)
+    return _opened(_place("a model", name), Path(_place("runs_dir", runs_dir)), chosen)
+
+
+def _opened(name: str, runs_dir: Path, engine: EngineConfig | None) -> Model:
+    """A model whose notices are told as Python tells them."""
+    model = open_model(name, runs_dir=runs_dir, engine=engine)
+    for notice in model.checkpoint.notices:
+        warnings.warn(notice, stacklevel=3)
+    return model
 
 
 def open_run(name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = RUNS_DIR) -> Run:
