@@ -297,7 +297,7 @@ def _config(model: GPTConfig) -> TrainConfig:
     """The configuration of a run for a foreign model: the nearest preset's, at a gentler rate."""
     base = load_config(nearest_preset(model))
     sizes: dict[str, object] = {f"model.{key}": value for key, value in model.model_dump().items()}
-    return replace(base, {**sizes, "schedule.learning_rate": GENTLER * base.schedule.learning_rate})
+    return replace(base, {**sizes, "schedule.learning_rate": base.schedule.learning_rate / GENTLER})
 
 
 def _tinygpt_config(file: TinyGPT) -> TrainConfig:

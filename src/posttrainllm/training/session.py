@@ -15,8 +15,9 @@ from pathlib import Path
 from posttrainllm.config import SETTINGS, TrainConfig, fitting_warmup, replace, settings_of
 from posttrainllm.engines.base import F32
 from posttrainllm.errors import CheckpointError, ConfigError
+from posttrainllm.figures import Progress
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
-from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run
+from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run, resuming
 from posttrainllm.runs.folder import Run as RunFolder
 from posttrainllm.runs.lock import check_free
 from posttrainllm.runs.opening import folder_tokenizer
@@ -28,6 +29,7 @@ from posttrainllm.training.cut_short import cut_short_at
 from posttrainllm.training.observer import Observer, Silent
 from posttrainllm.training.starting import starting_model
 from posttrainllm.training.trainer import Trainer
+from posttrainllm.wording import Wording, setting, worded
 
 #: Settings that decide what is written and shown but not what is computed: a resumed run may change them freely.
 FREE = (
@@ -54,6 +56,7 @@ def corpus_of(
     identity: CorpusIdentity | None = None,
     run: RunFolder | None = None,
     tokenizer: Tokenizer | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Corpus:
     """The text of a configuration as tokens (bytes unless given), long enough for its context.
 
@@ -66,6 +69,7 @@ def corpus_of(
         val_fraction=config.data.val_fraction,
         tokenizer=tokenizer,
         sha256=None if identity is None else identity.sha256,
+        progress=progress,
     )
     corpus.check(config.model.n_ctx)
     if own is not None:
@@ -85,14 +89,13 @@ def new_trainer(
 
     Raises: CorpusError, CheckpointError (the name is taken, the folder cannot be written).
     """
+    watcher = observer or Silent()
     start, tokenizer = first_weights(config, runs_dir)
-    corpus = corpus_of(config, tokenizer=tokenizer)
+    corpus = corpus_of(config, tokenizer=tokenizer, progress=watcher.preparing)
     if corpus.sources:
         config = replace(config, {"data.corpus": corpus.sources})
     run = create_run(runs_dir, config, name)
-    return Trainer(
-        config, corpus, tokenizer, run, observer or Silent(), start=start, made_here=True
-    )
+    return Trainer(config, corpus, tokenizer, run, watcher, start=start, made_here=True)
 
 
 def resumed_trainer(
@@ -142,11 +145,13 @@ def resumed_trainer(
     if at >= config.training.steps and cut_short_at(run, config, at) is None:
         raise ConfigError(
             f"run {path.name} is at its last step, {checkpoint.state.step}",
-            f"give it more: posttrainllm train --resume {path.name} --steps {2 * checkpoint.state.step}",
+            worded("give it more: {it}", it=resuming(run.path, 2 * checkpoint.state.step)),
         )
     tokenizer = folder_tokenizer(checkpoint.path, config.model.n_vocab)
     identity = checkpoint.state.corpus
-    corpus = corpus_of(config, identity=identity, run=run, tokenizer=tokenizer)
+    corpus = corpus_of(
+        config, identity=identity, run=run, tokenizer=tokenizer, progress=watcher.preparing
+    )
     return Trainer(config, corpus, tokenizer, run, watcher, checkpoint)
 
 
@@ -183,7 +188,11 @@ def first_weights(
     if config.model.n_vocab != tokenizer.n_vocab:
         raise ConfigError(
             f"model.n_vocab is {config.model.n_vocab:,}, but text is read as {tokenizer.n_vocab:,} tokens",
-            f"leave it out, or set model.n_vocab={tokenizer.n_vocab}; another vocabulary comes with --tokenizer FOLDER or --from MODEL",
+            worded(
+                "use {vocabulary}, or a tokenizer of your own: {maker} makes one, {data.tokenizer=FOLDER} takes it",
+                vocabulary=setting("model.n_vocab", tokenizer.n_vocab),
+                maker=Wording("posttrainllm.train_tokenizer", terminal="posttrainllm tokenizer"),
+            ),
         )
     return found.checkpoint.params if found else None, tokenizer
 
@@ -211,7 +220,7 @@ def _from_the_start(
         )
     observer.noticed(f"{path.name} was stopped before its first checkpoint: starting at step 1")
     start, tokenizer = first_weights(config, path.parent)
-    corpus = corpus_of(config, run=run, tokenizer=tokenizer)
+    corpus = corpus_of(config, run=run, tokenizer=tokenizer, progress=observer.preparing)
     return Trainer(config, corpus, tokenizer, run, observer, start=start)
 
 
@@ -246,7 +255,7 @@ def changed(
     if decisive and not allow_change:
         raise ConfigError(
             f"resuming with other settings would not be the same run: {'; '.join(decisive)}",
-            "leave them out, or add --allow-change to go on with the new ones",
+            worded("leave them out, or add {allow_change=True} to go on with the new ones"),
         )
     if differ:
         observer.noticed(f"changed settings: {'; '.join(differ)}")

@@ -24,8 +24,8 @@ from posttrainllm.text.tokenizer_files import load as load_tokenizer
 from posttrainllm.training.models import Found, find_model
 from posttrainllm.wording import worded
 
-GENTLER = 0.1
-"""Share of the preset's learning rate: enough to learn a new text, too little to forget at once what is there."""
+GENTLER = 10
+"""What divides the preset's learning rate: enough is left to learn a new text, too little to forget at once what is there."""
 
 
 def load_settings(
@@ -71,7 +71,7 @@ def load_settings(
             )
     changes: dict[str, object] = {**sizes, "training.start_from": found.name}
     if "schedule.learning_rate" not in given:
-        changes["schedule.learning_rate"] = GENTLER * config.schedule.learning_rate
+        changes["schedule.learning_rate"] = config.schedule.learning_rate / GENTLER
     return replace(config, changes)
 
 

@@ -27,7 +27,7 @@ export function foreignSettings(tables: Tables, model: Settings, training: Json,
     ...usual, ...model, preset,
     "schedule.kind": "constant",
     "schedule.warmup_steps": 0,
-    "schedule.learning_rate": tinyForm(tables).gentler * (usual["schedule.learning_rate"] as number),
+    "schedule.learning_rate": (usual["schedule.learning_rate"] as number) / tinyForm(tables).gentler,
   };
   for (const [theirs, ours] of Object.entries(tinyForm(tables).training)) {
     const setting = known[ours];
