@@ -86,21 +86,6 @@ class Plan:
         """All regions together."""
         return sum(region.nbytes for region in self.regions.values())
 
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Bytes of parameters, gradients, moments, caches and flags, inputs, outputs and work space."""
-        kinds = {
-            "param": "parameters",
-            "grad": "gradients",
-            "adam": "moments",
-            "state": "state",
-            "in": "inputs",
-            "out": "outputs",
-        }
-        total = dict.fromkeys([*kinds.values(), "work"], 0)
-        for region in self.regions.values():
-            total[kinds.get(region.name.split(".")[0], "work")] += region.nbytes
-        return total
-
     def tensor(self, kind: str, name: str) -> Place:
         """The place of a parameter (kind ``param``), its gradient (``grad``) or a moment (``adam.m``, ``adam.v``)."""
         part, place = self.layout[name]
