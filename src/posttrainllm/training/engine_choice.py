@@ -33,7 +33,12 @@ from posttrainllm.engines.native_control import initial_values
 from posttrainllm.errors import EngineError
 from posttrainllm.fuse import fuse
 from posttrainllm.int8 import can_round, int8_dims, int8_program
-from posttrainllm.model import gradients_program, inference_programs, training_programs
+from posttrainllm.model import (
+    gradients_program,
+    inference_programs,
+    model_dims,
+    training_programs,
+)
 from posttrainllm.plan import make_plan
 from posttrainllm.program import Program
 from posttrainllm.whole_imports import import_whole
@@ -146,12 +151,11 @@ def least_bytes(config: TrainConfig) -> int:
 
 def initial_parameters(model: GPTConfig, seed: int) -> dict[str, NDArray[np.float32]]:
     """First values of every parameter by name: a function of the seed, the name and the element's index alone."""
-    program = gradients_program(model)
-    numbers = {"C": model.n_embd, "F": model.inner, "V": model.n_vocab, "S": model.n_ctx}
+    program, dims = gradients_program(model), model_dims(model, batch=1)
     values = {}
     for buffer in program.instances(model.n_layer).values():
         if buffer.role == "param" and buffer.init is not None:
-            shape = tuple(extent.bind(numbers) for extent in buffer.shape)
+            shape = tuple(extent.bind(dims) for extent in buffer.shape)
             count = int(np.prod(shape))
             drawn = initial_values(seed, buffer.name, count, buffer.init, n_layer=model.n_layer)
             values[buffer.name] = drawn.reshape(shape)
