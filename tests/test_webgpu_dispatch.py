@@ -9,7 +9,7 @@ import pytest
 
 from op_cases import CASES
 from posttrainllm.config import PRESETS, load_config
-from posttrainllm.engines.webgpu.dispatch import MOST_GROUPS, DispatchTable, Limits
+from posttrainllm.engines.webgpu.dispatch import MOST_GROUPS, DispatchTable, Limits, source
 from posttrainllm.engines.webgpu.work import work_of
 from posttrainllm.model import inference_programs, training_programs
 from posttrainllm.ops import OPS, OPTIONAL
@@ -17,8 +17,8 @@ from posttrainllm.plan import BoundCall, Place, make_plan
 
 TABLE = DispatchTable(Limits())
 MOST_STORAGE = 8  # buffers a stage, on every adapter
-SOURCES = {
-    entry.name.removesuffix(".wgsl"): entry.read_text("utf-8")
+TEXTS = {
+    entry.name: entry.read_text("utf-8")
     for entry in files("posttrainllm.kernels").joinpath("wgsl").iterdir()
     if entry.name.endswith(".wgsl")
 }
@@ -42,11 +42,17 @@ def test_every_op_has_kernels():
 @pytest.mark.parametrize(("op", "row"), ROWS, ids=[f"{op}-{row['variant']}" for op, row in ROWS])
 def test_kernels_of_a_variant_exist_and_bind_no_more_than_every_adapter_allows(op, row):
     for entry in row["passes"]:
-        source = SOURCES[entry["file"]]
-        assert re.search(rf"@compute[^{{]*fn {entry['entry']}\(", source, re.DOTALL), entry["entry"]
-        declared = set(re.findall(r"^override (\w+)", source, re.MULTILINE))
+        text = source(entry["file"])
+        assert re.search(rf"@compute[^{{]*fn {entry['entry']}\(", text, re.DOTALL), entry["entry"]
+        declared = set(re.findall(r"^override (\w+)", text, re.MULTILINE))
         assert set(entry.get("overrides", {})) <= declared
         assert len(entry["bind"]) <= MOST_STORAGE
+
+
+def test_every_file_of_kernels_is_dispatched_or_is_part_of_one_that_is():
+    wholes = [source(entry["file"]) for _, row in ROWS for entry in row["passes"]]
+    unused = {name for name, text in TEXTS.items() if not any(text in whole for whole in wholes)}
+    assert not unused
 
 
 @pytest.mark.parametrize("case", [c for c in CASES.values() if c.op not in OPTIONAL], ids=str)

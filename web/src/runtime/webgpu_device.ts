@@ -231,8 +231,9 @@ export class GpuDevice {
   }
 
   async #readModule(file: string): Promise<GPUShaderModule> {
-    const source = new TextDecoder().decode(await this.#host.read(`wgsl/${file}.wgsl`));
-    const code = (this.table.enables[file] ?? []).map((name) => `enable ${name};\n`).join("") + source;
+    const names = [...(this.table.parts[file] ?? []), file];
+    const texts = await Promise.all(names.map(async (name) => new TextDecoder().decode(await this.#host.read(`wgsl/${name}.wgsl`))));
+    const code = (this.table.enables[file] ?? []).map((name) => `enable ${name};\n`).join("") + texts.join("\n");
     return this.guarded(`${file}.wgsl`, () => this.device.createShaderModule({ label: file, code }));
   }
 

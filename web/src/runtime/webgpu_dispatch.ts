@@ -47,6 +47,8 @@ export interface TableJson {
   readonly format: number;
   /** WGSL extensions of files, for which a line is written in front of their text. */
   readonly enables: Readonly<Record<string, readonly string[]>>;
+  /** Files whose text a file shares with others; it goes in front of its own. */
+  readonly parts: Readonly<Record<string, readonly string[]>>;
   /** Variants by op for software adapters, on which a barrier costs more than arithmetic. */
   readonly software: Readonly<Record<string, string>>;
   readonly shared: Readonly<Record<string, readonly Variant[]>>;

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Any
 
-from posttrainllm.engines.webgpu.dispatch import Dispatch, Limits, extensions
+from posttrainllm.engines.webgpu.dispatch import Dispatch, Limits, extensions, source
 from posttrainllm.engines.webgpu.native import unchecked_module
 from posttrainllm.errors import EngineError
 from posttrainllm.wording import worded
@@ -241,13 +240,12 @@ class GpuDevice:
 
     def _module(self, file: str) -> Any:
         if file not in self._modules:
-            source = files("posttrainllm.kernels").joinpath(f"wgsl/{file}.wgsl").read_text("utf-8")
             needed = [name for name in extensions(file) if name not in UNDECLARED]
-            source = "".join(f"enable {name};\n" for name in needed) + source
+            code = "".join(f"enable {name};\n" for name in needed) + source(file)
             if self.checked:
-                self._modules[file] = self.device.create_shader_module(label=file, code=source)
+                self._modules[file] = self.device.create_shader_module(label=file, code=code)
             else:
-                self._modules[file] = unchecked_module(self.device, file, source)
+                self._modules[file] = unchecked_module(self.device, file, code)
         return self._modules[file]
 
     def bind(self, access: tuple[str, ...], resources: Sequence[tuple[Any, int, int]]) -> Any:

@@ -112,6 +112,17 @@ def extensions(file: str) -> tuple[str, ...]:
     return tuple(_read_table()["enables"].get(file, ()))
 
 
+@functools.cache
+def source(file: str) -> str:
+    """The WGSL text of a file of kernels, behind that of the parts that it shares with others.
+
+    They come first because naga 29 (wgpu 0.32) aborts over an override that is declared behind an array whose size is one.
+    """
+    folder = files("posttrainllm.kernels").joinpath("wgsl")
+    parts = _read_table()["parts"].get(file, ())
+    return "\n".join(folder.joinpath(f"{name}.wgsl").read_text("utf-8") for name in (*parts, file))
+
+
 def table_ops() -> frozenset[str]:
     """The ops that have kernels."""
     return frozenset(_read_table()["ops"])

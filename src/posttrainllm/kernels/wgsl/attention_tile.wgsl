@@ -1,6 +1,6 @@
 // attention in tiles (FlashAttention-2): the same mathematics as attention.wgsl, 32 queries by 32 keys at a time.
 //   forward   a workgroup keeps 32 queries and walks over the keys up to them; of the scores only this tile ever exists
-// The backward pass stands in attention_backward_tile.wgsl.
+// The backward pass stands in attention_backward_tile.wgsl, what both share in attention_parts.wgsl.
 // 64 lanes: lane (y, x) scores queries y, y+8, y+16, y+24 against keys x, x+8, x+16, x+24 (rows that far apart lie in different banks) and owns
 // column x (and x+8) of the results, in vec4s. Weights go from lane to lane through workgroup memory. Blocks of keys that the causal mask or
 // the segments hide wholly are skipped; segment_start never falls within a row of the batch. Head sizes: multiples of four up to 64.
@@ -23,35 +23,10 @@ const LOWEST = -3.0e38;
 var<workgroup> q_tile: array<vec4f, 32u * PITCH>;
 var<workgroup> k_tile: array<vec4f, 32u * KEY_PITCH>;
 var<workgroup> v_tile: array<vec4f, 32u * PITCH>;
-var<workgroup> row_tile: array<vec4f, 32u * 2u>;   // eight numbers a row, one from each lane that shares it
-
-// s + q . k for four keys
-fn add_dots(s: vec4f, q: vec4f, k0: vec4f, k1: vec4f, k2: vec4f, k3: vec4f) -> vec4f {
-    var sum = fma(vec4f(q.x), vec4f(k0.x, k1.x, k2.x, k3.x), s);
-    sum = fma(vec4f(q.y), vec4f(k0.y, k1.y, k2.y, k3.y), sum);
-    sum = fma(vec4f(q.z), vec4f(k0.z, k1.z, k2.z, k3.z), sum);
-    return fma(vec4f(q.w), vec4f(k0.w, k1.w, k2.w, k3.w), sum);
-}
-
-// o + sum_j p[j] v[j]
-fn add_rows(o: vec4f, p: vec4f, v0: vec4f, v1: vec4f, v2: vec4f, v3: vec4f) -> vec4f {
-    return fma(vec4f(p.w), v3, fma(vec4f(p.z), v2, fma(vec4f(p.y), v1, fma(vec4f(p.x), v0, o))));
-}
-
-// Which of the keys s0 + x, + 8, + 16, + 24 query t may see.
-fn visible(t: u32, start: u32, s0: u32, x: u32) -> vec4<bool> {
-    let s = vec4u(s0 + x) + vec4u(0u, 8u, 16u, 24u);
-    return (s <= vec4u(t)) & (s >= vec4u(start));
-}
 
 fn largest(row: u32) -> f32 {
     let four = max(row_tile[row * 2u], row_tile[row * 2u + 1u]);
     return max(max(four.x, four.y), max(four.z, four.w));
-}
-
-fn total(row: u32) -> f32 {
-    let four = row_tile[row * 2u] + row_tile[row * 2u + 1u];
-    return (four.x + four.y) + (four.z + four.w);
 }
 
 @compute @workgroup_size(64)

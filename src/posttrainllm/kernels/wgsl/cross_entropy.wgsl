@@ -20,28 +20,36 @@ override ACCUMULATE: u32 = 0u;
 var<workgroup> lane_top: array<f32, LANES>;
 var<workgroup> lane_sum: array<f32, LANES>;
 
+// log sum_v exp(z[v]) of the row that begins at ``row``, the same in every lane.
+fn log_sum(row: u32, V: u32, lane: u32) -> f32 {
+    var top = logits[row + min(lane, V - 1u)];
+    for (var v = lane + LANES; v < V; v += LANES) { top = max(top, logits[row + v]); }
+    lane_top[lane] = top;
+    workgroupBarrier();
+    for (var i = 0u; i < LANES; i++) { top = max(top, lane_top[i]); }
+    var sum = 0.0;
+    for (var v = lane; v < V; v += LANES) { sum += exp(logits[row + v] - top); }
+    lane_sum[lane] = sum;
+    workgroupBarrier();
+    sum = 0.0;
+    for (var i = 0u; i < LANES; i++) { sum += lane_sum[i]; }
+    return top + log(sum); // the largest term of the sum is 1
+}
+
+fn loss_of(row: u32, result: f32, picked: i32) -> f32 {
+    return select(0.0, result - logits[row + u32(max(picked, 0))], picked >= 0);
+}
+
 @compute @workgroup_size(LANES)
 fn cross_entropy_forward(
     @builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
 ) {
     let n = group.x + group.y * groups.x;
     let row = min(n, args.N - 1u) * args.V;
-    var top = logits[row + min(lane, args.V - 1u)];
-    for (var v = lane + LANES; v < args.V; v += LANES) { top = max(top, logits[row + v]); }
-    lane_top[lane] = top;
-    workgroupBarrier();
-    for (var i = 0u; i < LANES; i++) { top = max(top, lane_top[i]); }
-    var sum = 0.0;
-    for (var v = lane; v < args.V; v += LANES) { sum += exp(logits[row + v] - top); }
-    lane_sum[lane] = sum;
-    workgroupBarrier();
+    let result = log_sum(row, args.V, lane);
     if (lane > 0u || n >= args.N) { return; }
-    sum = 0.0;
-    for (var i = 0u; i < LANES; i++) { sum += lane_sum[i]; }
-    let result = top + log(sum); // the largest term of the sum is 1
     lse[n] = result;
-    let target_id = targets[n];
-    if (target_id < 0) { row_loss[n] = 0.0; } else { row_loss[n] = result - logits[row + u32(target_id)]; }
+    row_loss[n] = loss_of(row, result, targets[n]);
 }
 
 @group(0) @binding(0) var<storage, read_write> dlogits: array<f32>;
@@ -101,25 +109,14 @@ fn cross_entropy_merged(
     let n = group.x + group.y * groups.x;
     let V = merged.V;
     let row = min(n, merged.N - 1u) * V;
-    var top = logits[row + min(lane, V - 1u)];
-    for (var v = lane + LANES; v < V; v += LANES) { top = max(top, logits[row + v]); }
-    lane_top[lane] = top;
-    workgroupBarrier();
-    for (var i = 0u; i < LANES; i++) { top = max(top, lane_top[i]); }
-    var sum = 0.0;
-    for (var v = lane; v < V; v += LANES) { sum += exp(logits[row + v] - top); }
-    lane_sum[lane] = sum;
-    workgroupBarrier();
+    let result = log_sum(row, V, lane);
     if (n >= merged.N) { return; }
-    sum = 0.0;
-    for (var i = 0u; i < LANES; i++) { sum += lane_sum[i]; }
-    let log_sum = top + log(sum);
     let picked = targets[n];
-    if (lane == 0u) { row_loss[n] = select(0.0, log_sum - logits[row + u32(max(picked, 0))], picked >= 0); }
+    if (lane == 0u) { row_loss[n] = loss_of(row, result, picked); }
     for (var v = lane; v < V; v += LANES) {
         var value = 0.0;
         if (picked >= 0) {
-            value = exp(logits[row + v] - log_sum);
+            value = exp(logits[row + v] - result);
             if (u32(picked) == v) { value -= 1.0; }
             value *= merged_scalars[0];
         }
@@ -132,24 +129,11 @@ fn cross_entropy_merged(
 @group(0) @binding(2) var<storage, read> loss_scalars: array<f32, 8>;
 @group(0) @binding(3) var<uniform> loss_args: Args;
 
-var<workgroup> sums: array<f32, 256>;
-
 @compute @workgroup_size(256)
 fn loss_sum(@builtin(local_invocation_index) lane: u32) {
     var sum = 0.0;
     for (var n = lane; n < loss_args.N; n += 256u) { sum += rows_to_sum[n]; }
-    sums[lane] = sum;
-    workgroupBarrier();
-    if (lane < 16u) {
-        sum = 0.0;
-        for (var i = 0u; i < 16u; i++) { sum += sums[lane + i * 16u]; }
-    }
-    workgroupBarrier();
-    if (lane < 16u) { sums[lane] = sum; }
-    workgroupBarrier();
+    sum = sum_lanes(lane, sum) * loss_scalars[0];
     if (lane > 0u) { return; }
-    sum = 0.0;
-    for (var i = 0u; i < 16u; i++) { sum += sums[i]; }
-    sum *= loss_scalars[0];
     if (ACCUMULATE == 1u || (ACCUMULATE == 2u && loss_scalars[1] != 0.0)) { loss[0] += sum; } else { loss[0] = sum; }
 }

@@ -4,8 +4,8 @@
 //              its part along xhat
 //   backward   dx (+)= rstd (g - mean(g) - xhat mean(g xhat));   dweight (+)= sum_n dout xhat;   dbias (+)= sum_n dout
 // Rows: 32 lanes a row, 8 rows a workgroup. Each lane leaves its partial sum in workgroup memory and then adds all 32 itself, so that a sum
-// costs one barrier and every lane gets the same bits. Columns: 16 columns a workgroup, 16 lanes a column; tall inputs in slices of rows
-// whose partial sums go through workspace.
+// costs one barrier and every lane gets the same bits (layernorm_parts.wgsl). Columns: 16 columns a workgroup, 16 lanes a column; tall inputs
+// in slices of rows whose partial sums go through workspace.
 
 struct Args { N: u32, C: u32, eps: f32 }
 
@@ -16,14 +16,6 @@ struct Args { N: u32, C: u32, eps: f32 }
 @group(0) @binding(4) var<storage, read> weight: array<f32>;
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
 @group(0) @binding(6) var<uniform> args: Args;
-
-var<workgroup> partial: array<array<vec4f, 8>, 8>;
-var<workgroup> partial2: array<array<vec4f, 8>, 8>;
-
-fn total(values: array<vec4f, 8>) -> f32 {
-    let four = ((values[0] + values[1]) + (values[2] + values[3])) + ((values[4] + values[5]) + (values[6] + values[7]));
-    return (four.x + four.y) + (four.z + four.w);
-}
 
 @compute @workgroup_size(32, 8)
 fn layernorm_forward(
@@ -52,8 +44,6 @@ fn layernorm_forward(
     for (var c = local.x; c < args.C; c += 32u) { out[row + c] = (x[row + c] - m) * r * weight[c] + bias[c]; }
 }
 
-override ACCUMULATE: u32 = 0u; // 0 write, 1 add, 2 write where scalars.beta is 0 and add otherwise
-
 @group(0) @binding(0) var<storage, read_write> dx: array<f32>;
 @group(0) @binding(1) var<storage, read> dout: array<f32>;
 @group(0) @binding(2) var<storage, read> saved_x: array<f32>;
@@ -65,29 +55,7 @@ override ACCUMULATE: u32 = 0u; // 0 write, 1 add, 2 write where scalars.beta is 
 fn layernorm_backward_input(
     @builtin(local_invocation_id) local: vec3u, @builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u
 ) {
-    let n = (group.x + group.y * groups.x) * 8u + local.y;
-    let at = min(n, args.N - 1u);
-    let row = at * args.C;
-    let m = saved_mean[at];
-    let r = saved_rstd[at];
-    var sum = 0.0;
-    var along = 0.0;
-    for (var c = local.x; c < args.C; c += 32u) {
-        let g = dout[row + c] * scale[c];
-        sum += g;
-        along += g * ((saved_x[row + c] - m) * r);
-    }
-    partial[local.y][local.x / 4u][local.x % 4u] = sum;
-    partial2[local.y][local.x / 4u][local.x % 4u] = along;
-    workgroupBarrier();
-    let mean_g = total(partial[local.y]) / f32(args.C);
-    let mean_along = total(partial2[local.y]) / f32(args.C);
-    if (n >= args.N) { return; }
-    for (var c = local.x; c < args.C; c += 32u) {
-        let g = dout[row + c] * scale[c];
-        let value = (g - mean_g - (saved_x[row + c] - m) * r * mean_along) * r;
-        if (ACCUMULATE == 1u) { dx[row + c] += value; } else { dx[row + c] = value; }
-    }
+    backward_rows(group.x + group.y * groups.x, local.xy);
 }
 
 struct ColumnArgs { N: u32, C: u32, rows: u32, slices: u32 }

@@ -1,55 +1,20 @@
 // layernorm_merged: both halves of layernorm's backward pass in one dispatch; the mathematics stands in layernorm.wgsl.
-//   rows      dx (+)= rstd (g - mean(g) - xhat mean(g xhat)),  g = dout weight: 32 lanes a row, 8 rows a workgroup
+//   rows      dx (+)= rstd (g - mean(g) - xhat mean(g xhat)),  g = dout weight: 32 lanes a row, 8 rows a workgroup (layernorm_parts.wgsl)
 //   columns   sums of dout xhat and dout over a slice of rows into workspace: 16 columns a workgroup, 16 lanes a column
 // The first ``split`` workgroups take rows, the others columns; layernorm_backward_weight_sum adds the slices in order.
 
 struct Args { N: u32, C: u32, rows: u32, split: u32 } // rows of a slice
 
-override ACCUMULATE: u32 = 0u; // of dx: 0 write, 1 add
-
 @group(0) @binding(0) var<storage, read_write> dx: array<f32>;
 @group(0) @binding(1) var<storage, read_write> slice_sums: array<vec2f>; // (slices, C)
 @group(0) @binding(2) var<storage, read> dout: array<f32>;
-@group(0) @binding(3) var<storage, read> x: array<f32>;
-@group(0) @binding(4) var<storage, read> weight: array<f32>;
-@group(0) @binding(5) var<storage, read> mean: array<f32>;
-@group(0) @binding(6) var<storage, read> rstd: array<f32>;
+@group(0) @binding(3) var<storage, read> saved_x: array<f32>;
+@group(0) @binding(4) var<storage, read> scale: array<f32>;
+@group(0) @binding(5) var<storage, read> saved_mean: array<f32>;
+@group(0) @binding(6) var<storage, read> saved_rstd: array<f32>;
 @group(0) @binding(7) var<uniform> args: Args;
 
-var<workgroup> partial: array<array<vec4f, 8>, 8>;
-var<workgroup> partial2: array<array<vec4f, 8>, 8>;
 var<workgroup> sums: array<array<vec2f, 16>, 16>;
-
-fn total(values: array<vec4f, 8>) -> f32 {
-    let four = ((values[0] + values[1]) + (values[2] + values[3])) + ((values[4] + values[5]) + (values[6] + values[7]));
-    return (four.x + four.y) + (four.z + four.w);
-}
-
-fn rows(group: u32, local: vec2u) {
-    let n = group * 8u + local.y;
-    let at = min(n, args.N - 1u);
-    let row = at * args.C;
-    let m = mean[at];
-    let r = rstd[at];
-    var sum = 0.0;
-    var along = 0.0;
-    for (var c = local.x; c < args.C; c += 32u) {
-        let g = dout[row + c] * weight[c];
-        sum += g;
-        along += g * ((x[row + c] - m) * r);
-    }
-    partial[local.y][local.x / 4u][local.x % 4u] = sum;
-    partial2[local.y][local.x / 4u][local.x % 4u] = along;
-    workgroupBarrier();
-    let mean_g = total(partial[local.y]) / f32(args.C);
-    let mean_along = total(partial2[local.y]) / f32(args.C);
-    if (n >= args.N) { return; }
-    for (var c = local.x; c < args.C; c += 32u) {
-        let g = dout[row + c] * weight[c];
-        let value = (g - mean_g - (x[row + c] - m) * r * mean_along) * r;
-        if (ACCUMULATE == 1u) { dx[row + c] += value; } else { dx[row + c] = value; }
-    }
-}
 
 fn columns(group: u32, local: vec2u) {
     let blocks = (args.C + 15u) / 16u;
@@ -60,7 +25,7 @@ fn columns(group: u32, local: vec2u) {
     if (c < args.C) {
         for (var n = slice * args.rows + local.y; n < end; n += 16u) {
             let d = dout[n * args.C + c];
-            sum += vec2f(d * ((x[n * args.C + c] - mean[n]) * rstd[n]), d);
+            sum += vec2f(d * ((saved_x[n * args.C + c] - saved_mean[n]) * saved_rstd[n]), d);
         }
     }
     sums[local.y][local.x] = sum;
@@ -77,7 +42,7 @@ fn layernorm_merged(
 ) {
     let index = group.x + group.y * groups.x;
     if (index < args.split) {
-        rows(index, vec2u(lane % 32u, lane / 32u));
+        backward_rows(index, vec2u(lane % 32u, lane / 32u));
     } else {
         columns(index - args.split, vec2u(lane % 16u, lane / 16u));
     }

@@ -2,7 +2,7 @@
 //   backward   dW = x^T dout and dbias = sum_n dout, in slices along n into workspace;   dx = dout W^T, times gelu's slope where one follows,
 //              likewise in slices along o where its tiles are few
 //   forward    pre = x W + bias;   out = gelu(pre)
-// The mathematics and the tiles are those of linear.wgsl. A workgroup belongs to one product; on a GPU that one of them would leave half
+// The mathematics and the tiles are those of linear.wgsl, gelu is that of gelu_parts.wgsl. A workgroup belongs to one product; on a GPU that one of them would leave half
 // empty they run side by side, and a step has fewer dispatches. linear_sum_merged adds the slices in order; the row after the last of dW
 // is dbias, and dx comes last. Shapes: 0 a tile of 64 with 4 x 4 results a lane, 1 a tile of 32 whose inner indices four groups of lanes share, 2 a tile of
 // 128 with 8 x 8. I and O are multiples of four.
@@ -17,7 +17,6 @@ override FORWARD: u32 = 0u;
 override TURNED: u32 = 0u;   // W is stored (O, I)
 override BIAS: u32 = 0u;     // backward: dbias too
 override GELU: u32 = 0u;     // backward: dx *= gelu'(extra)
-override ERF: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read_write> first: array<vec4f>;  // workspace: (slices, rows + bias, columns) of dW, (dx_slices, N, I); or gelu's result
 @group(0) @binding(1) var<storage, read_write> second: array<vec4f>; // dx, or pre
@@ -33,41 +32,6 @@ const INPUT = 2u;   // dx = dout W^T
 
 var<workgroup> left_tile: array<vec4f, 2u * TILE * DEPTH / 4u>;
 var<workgroup> right_tile: array<vec4f, 2u * TILE * DEPTH / 4u>;
-
-// ---- gelu, as in gelu.wgsl ------------------------------------------------------------------------------------------------------------
-
-const SCALE = 0.7978845608028654;
-const CUBIC = 0.044715;
-
-fn sigmoid_of(v: vec4f) -> vec4f {
-    let near = clamp(v, vec4f(-20.0), vec4f(20.0));
-    let u = clamp(SCALE * (near + CUBIC * near * near * near), vec4f(-40.0), vec4f(40.0));
-    return 1.0 / (1.0 + exp(-2.0 * u));
-}
-
-fn phi(v: vec4f) -> vec4f {
-    let z = min(abs(v) * 0.7071067811865476, vec4f(9.0));
-    let t = 1.0 / (1.0 + 0.3275911 * z);
-    let series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
-    let upper = 0.5 * series * exp(-z * z);
-    return select(1.0 - upper, upper, v < vec4f(0.0));
-}
-
-fn gelu(v: vec4f) -> vec4f {
-    if (ERF == 1u) { return v * phi(v); }
-    return v * sigmoid_of(v);
-}
-
-fn keep_nan(value: vec4f, v: vec4f) -> vec4f {
-    return select(value, v, (bitcast<vec4u>(v) & vec4u(0x7fffffffu)) > vec4u(0x7f800000u));
-}
-
-fn slope(v: vec4f) -> vec4f {
-    let near = clamp(v, vec4f(-20.0), vec4f(20.0));
-    if (ERF == 1u) { return keep_nan(phi(v) + near * exp(-0.5 * near * near) * 0.3989422804014327, v); }
-    let s = sigmoid_of(v);
-    return keep_nan(s + 2.0 * near * s * (1.0 - s) * SCALE * (1.0 + 3.0 * CUBIC * near * near), v);
-}
 
 // ---- tiles ----------------------------------------------------------------------------------------------------------------------------
 

@@ -12,25 +12,6 @@ struct SquaresArgs { P: u32, span: u32, first: u32, slices: u32 }
 @group(0) @binding(1) var<storage, read> x: array<f32>;
 @group(0) @binding(2) var<uniform> squares: SquaresArgs;
 
-var<workgroup> sums: array<f32, 256>;
-
-// The sum over a workgroup of 256 lanes, right in lane 0.
-fn sum_lanes(lane: u32, value: f32) -> f32 {
-    var sum = value;
-    sums[lane] = sum;
-    workgroupBarrier();
-    if (lane < 16u) {
-        sum = 0.0;
-        for (var i = 0u; i < 16u; i++) { sum += sums[lane + i * 16u]; }
-    }
-    workgroupBarrier();
-    if (lane < 16u) { sums[lane] = sum; }
-    workgroupBarrier();
-    sum = 0.0;
-    for (var i = 0u; i < 16u; i++) { sum += sums[i]; }
-    return sum;
-}
-
 // Sum of squares of slice group.x, ``span`` numbers long, into out[first + group.x].
 @compute @workgroup_size(256)
 fn sum_squares(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3u) {
