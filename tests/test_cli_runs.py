@@ -37,6 +37,9 @@ def runs(tmp_path, trained):
 
 def test_resume_of_a_finished_run_says_how_to_give_it_more_steps(runs):
     check_error(cli("train", "--resume", "one", "--runs-dir", runs), "--resume one --steps 12")
+    fewer = cli("train", "--resume", "one", "--runs-dir", runs, "--steps", 4)
+    assert "error: run one is at step 6, beyond the 4 that are wanted" in fewer.err
+    assert "--resume one --steps 12" in fewer.err
 
 
 def test_resume_refuses_changed_settings_unless_allowed(runs):

@@ -142,10 +142,13 @@ def resumed_trainer(
         free=_undecided(checkpoint.state),
     )
     at = checkpoint.state.step
-    if at >= config.training.steps and cut_short_at(run, config, at) is None:
+    wanted = config.training.steps
+    if at >= wanted and cut_short_at(run, config, at) is None:
         raise ConfigError(
-            f"run {path.name} is at its last step, {checkpoint.state.step}",
-            worded("give it more: {it}", it=resuming(run.path, 2 * checkpoint.state.step)),
+            f"run {run.name} is at its last step, {at}"
+            if at == wanted
+            else f"run {run.name} is at step {at}, beyond the {wanted} that are wanted",
+            worded("give it more: {it}", it=resuming(run.path, 2 * at)),
         )
     tokenizer = folder_tokenizer(checkpoint.path, config.model.n_vocab)
     identity = checkpoint.state.corpus
