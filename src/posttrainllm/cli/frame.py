@@ -84,10 +84,10 @@ def _rest(progress: Progress) -> list[Text]:
     if process := process_memory():
         memory += f", {show_bytes(process)} in the whole process"
     saved = f"step {progress.saved:,}" if progress.saved else "nothing yet"
-    best = "-" if progress.best is None else f"{progress.best:.3f}"
+    best = "-" if progress.best is None else f"{progress.best:.3f} validation loss"
     return [
         _row("lr", f"{last.lr:.3e}, gradient norm {last.grad_norm:.3f}" if last else "-"),
-        _row("best", f"{best} validation loss"),
+        _row("best", best),
         _row("memory", memory),
         _row("time", f"{clock(progress.elapsed)} so far, saved: {saved}"),
     ]
