@@ -187,6 +187,30 @@ KEEP_DEVICE = """() => {
 }"""
 
 
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_nothing_moves_while_the_numbers_of_a_run_change(
+    browser: Any, address: str, width: int
+) -> None:
+    short = {**SHORT, "training.steps": 120, "training.eval_every": 40, "training.sample_every": 40}
+    with visit(browser, address, viewport={"width": width, "height": 900}) as visitor:
+        page = visitor.page
+        page.add_init_script(SHIFTS)
+        visitor.start(replace(train_config("tiny"), {**short, "training.final_windows": 4000}))
+        page.get_by_text("measuring on unseen text").wait_for()
+        visitor.reach(120)
+        moved = page.evaluate("window.shifts")
+        assert sum(share for share, _ in moved) < STILL, moved
+
+
+STILL = 0.005  # of the page times how far; a question mark behind a number that gets a digit more is 0.0002
+SHIFTS = """window.shifts = [];
+new PerformanceObserver((list) => {
+  for (const { value, hadRecentInput, sources } of list.getEntries()) {
+    if (!hadRecentInput) window.shifts.push([value, sources.map(({ node }) => node?.parentElement?.className)]);
+  }
+}).observe({ type: "layout-shift", buffered: true });"""
+
+
 def test_the_curve_is_drawn_where_the_language_is_none(visitor: Visit) -> None:
     visitor.page.add_init_script(
         "Object.defineProperty(Navigator.prototype, 'language', { get: () => 'C' })"
