@@ -84,6 +84,9 @@ def test_how_to_sample_is_checked_before_anything_is_written(run: posttrainllm.R
         for writes in (run.generate, run.model.generate, run.model.stream):
             with pytest.raises(ConfigError, match=says):
                 writes("a", **wrong)
+    for wrong in ({"stop": 5}, {"stop": ["a", b"b"]}):
+        with pytest.raises(ConfigError, match="stop is a text, got"):
+            run.generate("a", **wrong)
 
 
 def test_a_name_too_long_for_a_file_is_no_run(tmp_path: Path) -> None:

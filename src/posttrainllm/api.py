@@ -110,7 +110,13 @@ class Run:
         stop: str | Sequence[str] = (),
         **sampling: Unpack[Sampling],
     ) -> str:
-        """Continue a prompt with the model of the newest checkpoint; arguments as in ``Model.generate``."""
+        """Continue a prompt with the model of the newest checkpoint; returns the new text alone.
+
+        ``sampling``: ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``repetition_window``, ``max_tokens``; what is not
+        given is as in the run's configuration. The text ends before the first of the ``stop`` strings.
+
+        Raises: PosttrainError, in one line with the next action.
+        """
         return self.model.generate(prompt, seed=seed, stop=stop, **sampling)
 
     def inspect(self, text: str) -> Inspection:

@@ -223,9 +223,11 @@ class Model:
 
         A text also ends where the model says so, if its vocabulary has a token for that.
         """
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                raise ConfigError(f"a prompt is a text, got {show(prompt)}")
+        stops = stop if isinstance(stop, list | tuple) else [stop]
+        for what, texts in (("a prompt", prompts), ("stop", stops)):
+            for text in texts:
+                if not isinstance(text, str):
+                    raise ConfigError(f"{what} is a text, got {show(text)}")
         end = self.tokenizer.end
         done = () if end is None else (self.tokenizer.decode([end]),)
         for seed in seeds:
@@ -237,7 +239,7 @@ class Model:
             prompts,
             sampling or self.sampling,
             seeds=seeds,
-            stop=(*((stop,) if isinstance(stop, str) else stop), *done),
+            stop=(*stops, *done),
         )
 
     def inspect(self, text: str) -> Inspection:
