@@ -18,6 +18,7 @@ const SHOWN = 12; // candidates that are told with each token
 const GAP_MS = 40; // between two messages: text should flow
 
 type AskedText = Extract<ToWorker, { kind: "write" }>;
+type AskedLook = Extract<ToWorker, { kind: "attend" }>;
 
 interface Open {
   readonly key: string;
@@ -33,6 +34,8 @@ export class Writer {
   #inside: { readonly key: string; readonly engine: WasmEngine } | null = null;
   #key = "";
   #turn = 0;
+  #look = 0;
+  #last: Promise<unknown> = Promise.resolve();
 
   constructor(library: Library, post: (message: FromWorker) => void) {
     this.#library = library;
@@ -44,20 +47,28 @@ export class Writer {
     this.#turn++;
   }
 
-  async write(asked: AskedText): Promise<void> {
-    const turn = ++this.#turn;
-    const opening = this.#model(asked.model);
-    try {
-      await this.#write(asked, turn, opening);
-    } catch (error) {
-      if (error instanceof EngineLost) this.#forget(opening); // the next text opens another one
-      if (turn === this.#turn) throw error;
-    }
+  write(asked: AskedText): Promise<void> {
+    const [turn, began] = [++this.#turn, performance.now()];
+    return this.#afterTheLast(async () => {
+      if (turn !== this.#turn) return;
+      const opening = this.#model(asked.model);
+      try {
+        await this.#write(asked, turn, began, await opening);
+      } catch (error) {
+        if (error instanceof EngineLost) this.#forget(opening); // the next text opens another one
+        if (turn === this.#turn) throw error;
+      }
+    });
   }
 
-  async #write(asked: AskedText, turn: number, opening: Promise<Open>): Promise<void> {
-    const began = performance.now();
-    const { engine, settings, params } = await opening;
+  /** One after another: an engine keeps one text at a time, and is closed for another model only when nobody uses it. */
+  #afterTheLast(work: () => Promise<void>): Promise<void> {
+    const mine = this.#last.then(work);
+    this.#last = mine.catch(() => {});
+    return mine;
+  }
+
+  async #write(asked: AskedText, turn: number, began: number, { engine, settings, params }: Open): Promise<void> {
     if (turn !== this.#turn) return;
     const context = number(settings, "model.n_ctx");
     this.#post({
@@ -104,11 +115,20 @@ export class Writer {
     this.#post({ kind: "write-ended", id: asked.id, why });
   }
 
-  /** What the heads of a layer looked at before they chose the token behind `tokens`. */
-  async attend(asked: Extract<ToWorker, { kind: "attend" }>): Promise<void> {
+  /** What the heads of a layer looked at before they chose the token behind `tokens`; of several questions in a row, the last one counts. */
+  attend(asked: AskedLook): Promise<void> {
+    const look = ++this.#look;
+    return this.#afterTheLast(async () => {
+      if (look === this.#look) await this.#attend(asked);
+    });
+  }
+
+  async #attend(asked: AskedLook): Promise<void> {
     const { settings, params, key } = await this.#model(asked.model);
     if (this.#inside?.key !== key) {
-      await this.#inside?.engine.close();
+      const before = this.#inside;
+      this.#inside = null;
+      await before?.engine.close();
       const tables = await this.#library.tables();
       const engine = await openInspection({ host: this.#library.host, tables, notice: () => {} }, settings);
       await engine.load(params);
