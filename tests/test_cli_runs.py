@@ -12,6 +12,7 @@ import pytest
 
 from cli_cases import SIZES, TEXT, check_error, cli, train_one, write_text
 from posttrainllm.config import PRESETS
+from posttrainllm.runs.comparing import show_setting
 from posttrainllm.training.models import open_model
 
 
@@ -229,6 +230,30 @@ def test_the_speed_at_the_end_of_a_run_is_that_of_its_newest_steps(runs):
 def test_runs_show_of_a_run_without_a_line_of_metrics(runs):
     (runs / "one" / "metrics.jsonl").unlink()
     assert cli("runs", "show", "one", "--runs-dir", runs).code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("schedule.learning_rate", 0.006 / 10, "0.0006"),
+        ("schedule.learning_rate", 1e-5, "1e-05"),
+        ("data.corpus", (), "TinyShakespeare"),
+        ("data.corpus", ("a.txt", "b.txt"), "a.txt b.txt"),
+        ("training.start_from", "", "none"),
+        ("model.n_inner", None, "unset"),
+        ("model.tied", True, "True"),
+    ],
+)
+def test_a_setting_is_shown_as_people_write_it(key, value, words):
+    assert show_setting(key, value) == words
+
+
+def test_a_name_that_is_no_run_is_told_how_many_there_are(tmp_path):
+    for number in range(13):
+        (tmp_path / f"run-{number:02}").mkdir()
+        (tmp_path / f"run-{number:02}" / "config.toml").write_text("")
+    hint = ", ".join(f"run-{number:02}" for number in range(3, 13)) + " and 3 more"
+    assert f"runs: {hint}" in cli("runs", "show", "other", "--runs-dir", tmp_path).err
 
 
 def test_runs_compare_draws_all_and_names_what_differs(runs, text):

@@ -252,7 +252,12 @@ def show_runs(runs: Sequence[MeasuredRun]) -> None:
 
 def show_diagnosis(found: Diagnosis) -> None:
     """Print a diagnosis; the sentence that matters comes last."""
-    changed = [f"{key} {value} (preset: {usual})" for key, value, usual in found.changed]
+    from posttrainllm.runs.comparing import show_setting
+
+    changed = [
+        f"{key} {show_setting(key, value)} (preset: {show_setting(key, usual)})"
+        for key, value, usual in found.changed
+    ]
     rows = [
         ("run", f"{found.run}: preset {found.preset}, engine {found.engine}"),
         ("changed", "; ".join(changed) or "nothing: every setting is the preset's"),

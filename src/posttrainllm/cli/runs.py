@@ -110,11 +110,11 @@ def show(
     rows = [
         ("run", f"{row.name}: {row.state}, {steps}, {show_bytes(row.bytes)}"),
         ("model", model_words(config)),
-        ("text", ", ".join(config.data.corpus) or "TinyShakespeare"),
+        ("text", show_setting("data.corpus", config.data.corpus)),
         (
             "changed",
             ", ".join(
-                f"{key} {show_setting(value)} (preset: {show_setting(usual)})"
+                f"{key} {show_setting(key, value)} (preset: {show_setting(key, usual)})"
                 for key, value, usual in changed
             )
             or "nothing: every setting is the preset's",
@@ -180,7 +180,7 @@ def compare(
                 f"{each.row.step:,}",
                 _loss(each.row.loss),
                 _loss(each.row.best_val_loss),
-                *(one_line(show_setting(each.settings[key])) for key in found.differ),
+                *(one_line(show_setting(key, each.settings[key])) for key in found.differ),
             ]
             for each in found.runs
         ],

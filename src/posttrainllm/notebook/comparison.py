@@ -88,7 +88,7 @@ def _table(read: Read) -> list[list[str]]:
         rows.append(
             [
                 one_line(run.row.name),
-                *(one_line(show_setting(run.settings[key])) for key in differ),
+                *(one_line(show_setting(key, run.settings[key])) for key in differ),
                 f"{run.row.step:,}",
                 _loss(run.row.loss),
                 _loss(run.newest("val_loss")),

@@ -14,6 +14,7 @@ from posttrainllm.config import settings_of
 from posttrainllm.errors import ConfigError
 from posttrainllm.runs.folder import Run, RunRow, describe_run
 from posttrainllm.runs.records import Record, column, newest
+from posttrainllm.text.corpus import DEFAULT_NAME
 from posttrainllm.wording import Wording
 
 ENOUGH = 8  # evaluations for a curve of validation losses
@@ -68,10 +69,14 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
     return Comparison(found, differ)
 
 
-def show_setting(value: object) -> str:
-    """A setting for people: 0.001, cpp, unset."""
+def show_setting(key: str, value: object) -> str:
+    """A setting for people: 0.001, cpp, unset; the text that is there without a file by its name."""
+    if key == "data.corpus" and not value:
+        return DEFAULT_NAME
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
+    if isinstance(value, float):  # a tenth of 0.006 is 0.0006000000000000001
+        return f"{value:.10g}"
     return "unset" if value is None else str(value) or "none"
 
 

@@ -52,6 +52,7 @@ TRAIN_FIRST = Wording(
 CONFIG_FILE = "config.toml"
 CORPUS_FILE = "corpus.txt"
 MAX_NAME_BYTES = 100
+MOST_NAMED = 10  # runs, where a name is not one of them
 
 METRICS = ("step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "elapsed_s")
 """Keys of a line of metrics.jsonl; ``val_loss`` is null at steps without an evaluation."""
@@ -245,7 +246,9 @@ def resolve_run(
             if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
                 return path
     names = _names(runs_dir)
-    known = ", ".join(map(one_line, sorted(names)[-10:]))
+    known = ", ".join(map(one_line, sorted(names)[-MOST_NAMED:]))
+    if len(names) > MOST_NAMED:
+        known += f" and {len(names) - MOST_NAMED} more"
     hint = f"runs: {known}" if known else TRAIN_FIRST
     if bundled:
         along = ", ".join(bundled)
