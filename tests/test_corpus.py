@@ -80,6 +80,9 @@ def test_a_short_part_names_both_numbers_and_ways_out(open_text, write):
         "the training part has 180 tokens, a context of 1,024 needs at least 1,025"
     )
     assert caught.value.hint == "use n_ctx=179 or less, or a larger file"
+    with pytest.raises(CorpusError) as caught:
+        text.check(64, fixed=True)
+    assert caught.value.hint == "use a larger file"
 
 
 def test_a_text_too_short_for_any_validation_part_is_refused(open_text, write):

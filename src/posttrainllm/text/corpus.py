@@ -69,8 +69,10 @@ class Corpus:
     notices: tuple[str, ...]
     """What the user should know about the files, one sentence each."""
 
-    def check(self, n_ctx: int) -> None:
+    def check(self, n_ctx: int, *, fixed: bool = False) -> None:
         """Make sure that each part holds at least one window: n_ctx tokens and one to predict.
+
+        ``fixed``: it is the context of a model that exists, so that none of its ways out is another one.
 
         Raises: CorpusError naming the part and both numbers.
         """
@@ -80,7 +82,7 @@ class Corpus:
         for part, tokens, other in parts:
             if len(tokens) < n_ctx + 1:
                 fitting = worded("use a larger file")
-                if len(tokens) > 1:
+                if len(tokens) > 1 and not fixed:
                     most = setting("model.n_ctx", len(tokens) - 1)
                     fitting = worded("use {most} or less, {other}", most=most, other=other)
                 raise CorpusError(

@@ -130,7 +130,7 @@ class Model:
             tokenizer=self.tokenizer,
             sha256=state.corpus.sha256 if state and state.corpus and not sources else None,
         )
-        corpus.check(self.config.n_ctx)
+        corpus.check(self.config.n_ctx, fixed=True)
         if not len(corpus.val):
             raise CorpusError(
                 "this run kept no text for validation",
