@@ -133,4 +133,5 @@ def test_standing_names_the_lowest_line_that_is_beaten(loss, words):
 def test_standing_knows_that_on_a_short_text_longer_counts_are_worse():
     short = [*LINES[:3], CountingLine("triples", 2.9, 9), CountingLine("quadruples", 3.9, 9)]
     assert standing(2.4, short) == "below pairs (2.48)"
-    assert standing(2.6, short) == "below triples (2.90)"
+    assert standing(2.6, short) == "below letter frequencies (3.35)"  # pairs are ahead of it
+    assert standing(3.6, short) == "below guessing (5.54)"

@@ -90,14 +90,18 @@ def lines(train: Tokens, val: Tokens, n_vocab: int = 256) -> list[CountingLine]:
 def standing(loss: float, lines: Sequence[CountingLine]) -> str:
     """Say where a loss stands: below the lowest line it is under, or above them all.
 
-    ``below triples (2.05)``; ``above guessing (5.55)``; ``not a number``.
+    ``below triples (2.05)``; ``above guessing (5.55)``; ``not a number``. Of a short text longer counts are worse, and whoever is below
+    quadruples there may be far above pairs: only lines count that are lower than all before them.
     """
     if not math.isfinite(loss):
         return "not a number"
-    beaten = [line for line in lines if loss < line.loss]
-    if beaten:
-        return f"below {min(beaten, key=lambda line: line.loss)}"
-    return f"above {max(lines, key=lambda line: line.loss)}"
+    where, lowest = f"above {lines[0]}", math.inf
+    for line in lines:
+        if line.loss < lowest:
+            lowest = line.loss
+            if loss < lowest:
+                where = f"below {line}"
+    return where
 
 
 def _runs(tokens: Tokens, most: int) -> list[Tokens]:

@@ -204,12 +204,14 @@ double counting_guessing(uint64_t n_vocab) { return logarithm(double(n_vocab)); 
 
 int64_t counting_standing(double loss, const double* lines, uint64_t n) {
   if (!__builtin_isfinite(loss)) return -1;
-  uint64_t highest = 0, below = n;
+  uint64_t below = n;
+  double lowest = __builtin_inf();
   for (uint64_t i = 0; i < n; i++) {
-    if (lines[i] > lines[highest]) highest = i;
-    if (loss < lines[i] && (below == n || lines[i] < lines[below])) below = i;
+    if (lines[i] >= lowest) continue;  // of a short text longer counts are worse: nothing to be below
+    lowest = lines[i];
+    if (loss < lowest) below = i;
   }
-  return int64_t(below < n ? below : n + highest);
+  return int64_t(below);
 }
 
 }  // extern "C"

@@ -66,8 +66,8 @@ uint64_t counting_counted(const void* state);
 // Loss of an untrained model: the logarithm of the vocabulary.
 double counting_guessing(uint64_t n_vocab);
 
-// Where a loss stands among n lines: i when line i is the lowest it is below, n + i when it is above
-// them all and i is the highest, -1 when it is no number.
+// Where a loss stands among n lines, of which only those count that are lower than all before them: i
+// when line i is the lowest it is below, n when it is below none, -1 when it is no number.
 int64_t counting_standing(double loss, const double* lines, uint64_t n);
 
 // ---- likeness.cpp: real words and verbatim copies ----------------------------------------------
