@@ -115,7 +115,23 @@ export interface Tables {
     readonly warnings: readonly (string | null)[];
     readonly actions: readonly { readonly name: string; readonly text: string }[];
   };
-  readonly schema: unknown;
+  readonly schema: {
+    readonly default_preset: string;
+    readonly settings: Readonly<Record<string, SettingField>>;
+    readonly presets: Readonly<Record<string, { readonly summary: string; readonly parameters: number }>>;
+  };
+}
+
+/** What a setting takes. */
+export interface SettingField {
+  readonly kind: "integer" | "number" | "boolean" | "text" | "texts" | "choice";
+  readonly default: Settings[string];
+  readonly from_preset: boolean;
+  readonly low: number | null;
+  /** Of a text: its most characters. */
+  readonly high: number | null;
+  readonly choices: readonly string[];
+  readonly help: string;
 }
 
 export type Size = number | string;
@@ -135,8 +151,7 @@ export function readTables(text: string): Tables {
   if (tables.format !== FORMAT) {
     throw new ProgramError(`posttrainllm.json has format ${tables.format}, this version reads ${FORMAT}`);
   }
-  const { settings, presets } = tables.schema as { readonly settings: object; readonly presets: object };
-  for (const named of [tables.presets, settings, presets]) Object.setPrototypeOf(named, null);
+  for (const named of [tables.presets, tables.schema.settings, tables.schema.presets]) Object.setPrototypeOf(named, null);
   return tables;
 }
 

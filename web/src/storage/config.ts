@@ -3,16 +3,16 @@
 // What this is: the form of both files (config.to_toml, TrainConfig), and the check of a file from outside against
 // the schema. What this is not: defaults; what a file leaves out comes from its preset, which Python exported.
 // A configuration is {"section.key": value} with the preset's name under "preset".
-import { inRange } from "./config_check.ts";
+import { checkHeads, inRange } from "./config_check.ts";
 import { DAMAGED, show, StorageError } from "./errors.ts";
 import type { Settings, Tables } from "../runtime/tables.ts";
-import { formsOf, schemaOf, typed } from "./forms.ts";
+import { formsOf, typed } from "./forms.ts";
 import { readToml, tomlValue } from "./text_forms.ts";
 
 /** The row of the preset table that unset settings come from. */
 export function presetOf(tables: Tables, settings: Settings): string {
   const preset = settings["preset"];
-  return typeof preset === "string" ? preset : schemaOf(tables).default_preset;
+  return typeof preset === "string" ? preset : tables.schema.default_preset;
 }
 
 /** config.toml, as Python writes it. */
@@ -21,7 +21,7 @@ export function toToml(tables: Tables, settings: Settings): string {
   const usual = tables.presets[preset]?.settings ?? {};
   const lines = [`format = ${formsOf(tables).formats.config}`, `preset = ${tomlValue(preset)}`];
   let section = "";
-  for (const key of Object.keys(schemaOf(tables).settings)) {
+  for (const key of Object.keys(tables.schema.settings)) {
     const [part = "", name = ""] = key.split(".");
     const value = settings[key] ?? null;
     if (part !== section) lines.push("", `[${part}]`);
@@ -47,7 +47,7 @@ export function fromToml(tables: Tables, text: string, source: string): Settings
 /** The "config" of trainer_state.json: sections of settings. */
 export function toSections(tables: Tables, settings: Settings): Record<string, unknown> {
   const found: Record<string, Record<string, unknown> | string> = { preset: presetOf(tables, settings) };
-  for (const key of Object.keys(schemaOf(tables).settings)) {
+  for (const key of Object.keys(tables.schema.settings)) {
     const [part = "", name = ""] = key.split(".");
     const section = (found[part] ??= {}) as Record<string, unknown>;
     section[name] = typed(tables, key, settings[key] ?? null);
@@ -69,7 +69,7 @@ export function fromSections(tables: Tables, sections: unknown, source: string):
 }
 
 function checked(tables: Tables, given: ReadonlyMap<string, unknown>, source: string): Settings {
-  const { settings: known, default_preset } = schemaOf(tables);
+  const { settings: known, default_preset } = tables.schema;
   const preset = given.get("preset") ?? default_preset;
   const usual = typeof preset === "string" ? tables.presets[preset] : undefined;
   if (usual === undefined) {
@@ -84,10 +84,7 @@ function checked(tables: Tables, given: ReadonlyMap<string, unknown>, source: st
     }
     settings[key] = inRange(key, setting, value, usual.settings[key] ?? null, source);
   }
-  const [width, heads] = [settings["model.n_embd"] as number, settings["model.n_head"] as number];
-  if (width % heads) {
-    throw new StorageError(`${source}: model.n_embd ${width} is not divisible by model.n_head ${heads}`, DAMAGED);
-  }
+  checkHeads(settings, source);
   return settings;
 }
 

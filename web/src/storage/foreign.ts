@@ -1,9 +1,8 @@
 // foreign.ts: the configuration of a run for a model from elsewhere (training/importing.py): what its file says, and for the
 // rest the nearest preset's values, at a gentler rate.
 import type { Settings, Tables } from "../runtime/tables.ts";
-import { inRange } from "./config_check.ts";
-import { DAMAGED, StorageError } from "./errors.ts";
-import { schemaOf } from "./forms.ts";
+import { checkHeads, inRange } from "./config_check.ts";
+import { StorageError } from "./errors.ts";
 import { parameters, parameterShapes } from "./parameters.ts";
 import { tinyForm } from "./tinygpt_layout.ts";
 import type { Json } from "./text_forms.ts";
@@ -13,13 +12,12 @@ const MOST = 2 ** 31; // parameters: more never fit into a tab
 
 /** `model` is checked like a configuration from outside; what `training` says counts as far as it fits. */
 export function foreignSettings(tables: Tables, model: Settings, training: Json, source: string): Settings {
-  const { settings: known } = schemaOf(tables);
+  const { settings: known } = tables.schema;
   for (const [key, value] of Object.entries(model)) {
     const setting = known[key];
     if (setting !== undefined) inRange(key, setting, value, key === "model.n_inner" ? null : 0, source);
   }
-  const [width, heads] = [model["model.n_embd"] as number, model["model.n_head"] as number];
-  if (width % heads) throw new StorageError(`${source}: model.n_embd ${width} is not divisible by model.n_head ${heads}`, DAMAGED);
+  checkHeads(model, source);
   checkSize(tables, model, source);
   const preset = nearestPreset(tables, model);
   const usual = tables.presets[preset]?.settings ?? {};

@@ -2,19 +2,6 @@
 import type { Settings, Tables } from "../runtime/tables.ts";
 import { Float } from "./text_forms.ts";
 
-export interface Setting {
-  readonly kind: "integer" | "number" | "boolean" | "text" | "texts" | "choice";
-  readonly low: number | null;
-  readonly high: number | null;
-  readonly choices: readonly string[];
-  readonly default: number | string | boolean | null | readonly string[];
-}
-
-interface Schema {
-  readonly default_preset: string;
-  readonly settings: Readonly<Record<string, Setting>>;
-}
-
 /** A value, or {"setting": name} in its place, at any depth; a text on top is the file itself. */
 type Template = unknown;
 
@@ -31,8 +18,6 @@ export interface FileForms {
 
 export const formsOf = (tables: Tables): FileForms => (tables as Tables & { readonly files: FileForms }).files;
 
-export const schemaOf = (tables: Tables): Schema => tables.schema as Schema;
-
 /** A document of the forms with the values of settings in place of their names. */
 export function filled(template: Template, tables: Tables, settings: Settings): unknown {
   if (Array.isArray(template)) return template.map((part) => filled(part, tables, settings));
@@ -44,5 +29,5 @@ export function filled(template: Template, tables: Tables, settings: Settings): 
 
 /** A setting's value with its type: a number that Python holds as a float is one. */
 export function typed(tables: Tables, key: string, value: Settings[string]): unknown {
-  return typeof value === "number" && schemaOf(tables).settings[key]?.kind === "number" ? new Float(value) : value;
+  return typeof value === "number" && tables.schema.settings[key]?.kind === "number" ? new Float(value) : value;
 }

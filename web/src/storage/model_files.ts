@@ -9,7 +9,7 @@ import { toToml } from "./config.ts";
 import { show, StorageError } from "./errors.ts";
 import type { Bytes, Files } from "./files.ts";
 import { foreignSettings } from "./foreign.ts";
-import { filled, formsOf, schemaOf } from "./forms.ts";
+import { filled, formsOf } from "./forms.ts";
 import { count, parameterShapes, storedName } from "./parameters.ts";
 import { Records } from "./records.ts";
 import type { RunHandle } from "./run_handle.ts";
@@ -83,7 +83,7 @@ export async function openWeights(store: Taking, tables: Tables, file: Blob, fil
 /** Settings of the model from a config.json of transformers. */
 function modelOf(document: Json, tables: Tables): Settings {
   const template = formsOf(tables).documents[formsOf(tables).names.config] as Readonly<Record<string, unknown>>;
-  const { settings: known } = schemaOf(tables);
+  const { settings: known } = tables.schema;
   const unsaid = Object.keys(known).filter((key) => key.startsWith("model."));
   const model: Record<string, Settings[string]> = Object.fromEntries(unsaid.map((key) => [key, known[key]?.default ?? null]));
   for (const [field, wanted] of Object.entries(template)) {

@@ -1,11 +1,11 @@
 // settings.ts: a configuration from a preset and what a person changed, refused as the terminal refuses it.
 // Every default, limit and rule comes from posttrainllm.json.
-import type { Settings, Tables } from "../runtime/tables.ts";
+import type { SettingField, Settings, Tables } from "../runtime/tables.ts";
 import { fill } from "../runtime/words.ts";
-import { charactersFit } from "../storage/config_check.ts";
+import { fits, wanted } from "../storage/config_check.ts";
 import { show } from "../storage/errors.ts";
-import { schemaOf, siteOf } from "./site.ts";
-import type { Rule, SettingField } from "./site.ts";
+import { siteOf } from "./site.ts";
+import type { Rule } from "./site.ts";
 
 export type Value = Settings[string];
 /** What a person changed, by the settings' names. */
@@ -30,38 +30,13 @@ export function settingsOf(tables: Tables, preset: string, changes: Changes): Se
   return settings;
 }
 
-/** In words what a setting takes. */
-export function wanted(field: SettingField): string {
-  const say = (value: number | null): string =>
-    value === null ? "" : Math.abs(value) >= 1e-4 && Math.abs(value) < 1e15 ? value.toLocaleString("en-US", { maximumFractionDigits: 6 }) : String(value);
-  const range = `from ${say(field.low)} to ${say(field.high)}`;
-  return {
-    integer: `a whole number ${range}`,
-    number: `a number ${range}`,
-    boolean: "true or false",
-    text: field.high === null ? "text" : `text of at most ${say(field.high)} characters`,
-    texts: "a list of texts",
-    choice: `one of ${field.choices.map((choice) => choice || "(empty)").join(", ")}`,
-  }[field.kind];
-}
-
 /** Whether a setting takes a value. */
-export function takes(field: SettingField, value: Value): boolean {
-  const inRange = typeof value === "number" && Number.isFinite(value) && value >= (field.low ?? -Infinity) && value <= (field.high ?? Infinity);
-  if (value === null) return field.default === null && !field.from_preset;
-  return {
-    integer: inRange && Number.isInteger(value),
-    number: inRange,
-    boolean: typeof value === "boolean",
-    text: typeof value === "string" && charactersFit(value, field.high),
-    texts: Array.isArray(value),
-    choice: typeof value === "string" && field.choices.includes(value),
-  }[field.kind];
-}
+export const takes = (field: SettingField, value: Value): boolean =>
+  value === null ? field.default === null && !field.from_preset : fits(field, value);
 
 /** What is wrong with a configuration; nothing when it can be trained. */
 export function check(tables: Tables, settings: Settings): Wrong[] {
-  const { settings: fields } = schemaOf(tables);
+  const { settings: fields } = tables.schema;
   const found: Wrong[] = [];
   for (const [key, field] of Object.entries(fields)) {
     const value = settings[key] ?? null;

@@ -1,16 +1,6 @@
-// site.ts: the part of posttrainllm.json that is for the site: limits and help of the settings, what
-// presets reached when they were measured, rules of text files. Python writes it (export_site.py).
+// site.ts: the part of posttrainllm.json that is for the site: what presets reached when they were measured,
+// rules of configurations and of text files. Python writes it (export_site.py).
 import type { EngineName, Tables } from "../runtime/tables.ts";
-
-export interface SettingField {
-  readonly kind: "integer" | "number" | "boolean" | "text" | "texts" | "choice";
-  readonly default: number | string | boolean | null | readonly string[];
-  readonly from_preset: boolean;
-  readonly low: number | null;
-  readonly high: number | null;
-  readonly choices: readonly string[];
-  readonly help: string;
-}
 
 /** What a configuration must fulfil beyond the range of each value; `message` and `hint` hold {names} of settings. */
 export type Rule =
@@ -59,12 +49,6 @@ export interface Site {
   readonly terms: Readonly<Record<string, Term>>;
 }
 
-interface Schema {
-  readonly default_preset: string;
-  readonly settings: Readonly<Record<string, SettingField>>;
-  readonly presets: Readonly<Record<string, { readonly summary: string; readonly parameters: number }>>;
-}
-
 /** Which files are no text (text/files.py). */
 export interface TextRules {
   readonly signatures: readonly { readonly hex: string; readonly what: string }[];
@@ -76,4 +60,3 @@ export interface TextRules {
 }
 
 export const siteOf = (tables: Tables): Site => (tables as Tables & { readonly site: Site }).site;
-export const schemaOf = (tables: Tables): Schema => tables.schema as Schema;

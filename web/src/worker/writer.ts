@@ -12,7 +12,6 @@ import type { FromWorker, ModelSource, ToWorker, WrittenToken } from "./protocol
 import { modelSettings, readQuantised } from "./quantised.ts";
 import { openRuns } from "./runs.ts";
 import { Refused } from "./refusal.ts";
-import { schemaOf } from "./site.ts";
 
 const SHOWN = 12; // candidates that are told with each token
 const GAP_MS = 40; // between two messages: text should flow
@@ -177,7 +176,7 @@ export class Writer {
     const tables = await this.#library.tables();
     const file = await this.#library.read(`models/${name}.safetensors`);
     const { config, params } = await readQuantised(file, name);
-    const preset = schemaOf(tables).default_preset;
+    const preset = tables.schema.default_preset;
     return { settings: modelSettings(config, { preset, ...tables.presets[preset]?.settings }), params };
   }
 

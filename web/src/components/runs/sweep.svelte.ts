@@ -1,12 +1,12 @@
 // sweep.svelte.ts: one setting over three values: three runs of this tab, one after another.
 //
 // One for all pages, like the training itself: a change of page keeps it. Stopping a run stops the sweep.
-import type { Tables } from "../../runtime/tables.ts";
+import type { SettingField, Tables } from "../../runtime/tables.ts";
 import { freeName } from "../../storage/run_name.ts";
 import { refusalOf } from "../../worker/refusal.ts";
-import { check, parse, settingsOf, takes, wanted } from "../../worker/settings.ts";
+import { wanted } from "../../storage/config_check.ts";
+import { check, parse, settingsOf, takes } from "../../worker/settings.ts";
 import type { Value } from "../../worker/settings.ts";
-import type { SettingField } from "../../worker/site.ts";
 import type { Refusal } from "../../worker/protocol.ts";
 import { session } from "../train/session.svelte.ts";
 import { runs } from "./runs.svelte.ts";

@@ -1,9 +1,10 @@
 // choices.svelte.ts: what a person chose for the next run: preset, changes, text, engine; and the link that carries it.
 import type { Tables } from "../../runtime/tables.ts";
 import type { EngineChoice, StorePlace, TextSource } from "../../worker/protocol.ts";
-import { check, parse, settingsOf, takes, wanted } from "../../worker/settings.ts";
+import { wanted } from "../../storage/config_check.ts";
+import { check, parse, settingsOf, takes } from "../../worker/settings.ts";
 import type { Changes, Value, Wrong } from "../../worker/settings.ts";
-import { schemaOf, siteOf } from "../../worker/site.ts";
+import { siteOf } from "../../worker/site.ts";
 import type { Settings } from "../../runtime/tables.ts";
 import type { Wish } from "./session.svelte.ts";
 
@@ -46,7 +47,7 @@ class Choices {
   /** Takes what a link says as far as the schema takes it. */
   read(tables: Tables, address: URL): void {
     const rejected: string[] = [];
-    const { settings: fields, default_preset: usual } = schemaOf(tables);
+    const { settings: fields, default_preset: usual } = tables.schema;
     const preset = address.searchParams.get("preset");
     if (preset !== null && tables.presets[preset] !== undefined) this.choose(preset);
     else if (preset !== null) rejected.push(`preset ${quoted(preset)}: there is none of that name`);
