@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from model_cases import train_config
 from posttrainllm.config import TrainConfig, replace
+from posttrainllm.runs.checkpoint import read_checkpoint
+from posttrainllm.runs.folder import Run
 from site_visits import Visit, built_site, chromium, playwright, served, visit
+from web_storage import unzipped
 
 SHORT = {
     "training.eval_windows": 4,
@@ -21,14 +25,20 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(built_site(tmp_path_factory)) as found:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_site(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with served(site) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright() as tools, chromium(tools) as opened:
+    names = "--host-resolver-rules=MAP class.example 127.0.0.1"
+    with playwright() as tools, chromium(tools, names) as opened:
         yield opened
 
 
@@ -228,3 +238,136 @@ def test_runs_of_one_name_are_deleted_one_after_the_other(visitor: Visit) -> Non
         press(visitor, "Delete")
         page.locator("li.run").wait_for(state="detached")
     page.get_by_text("Deleted runs (2").wait_for()
+
+
+def test_a_prompt_of_a_megabyte_is_gone_on_from_and_copied_whole(visitor: Visit) -> None:
+    visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visitor.open()
+    page.locator("button[type=submit]:not([disabled])").wait_for()
+    prompt = "\N{CAT FACE} sat on the mat. " * 40_000
+    page.evaluate(PASTE, prompt)
+    page.locator("button[type=submit]").click()
+    page.locator("main .text span:not(.prompt)").first.wait_for()
+    page.get_by_role("button", name="Stop").or_(page.get_by_role("button", name="Write")).click()
+    assert page.locator("main .text span").count() < 10_000
+    press(visitor, "Copy")
+    page.get_by_role("button", name="Copied").wait_for()
+    lengths = page.evaluate(
+        "(prompt) => navigator.clipboard.readText().then((all) => [all.startsWith(prompt), all.length])",
+        prompt,
+    )
+    assert lengths[0]
+    assert lengths[1] > len(prompt)
+
+
+PASTE = """(text) => {
+  const field = document.querySelector("#prompt");
+  field.value = text;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}"""
+
+SHARED_MEMORY_REFUSED = """{
+  const Memory = WebAssembly.Memory;
+  WebAssembly.Memory = class extends Memory {
+    constructor(wanted) { if (wanted.shared) throw new RangeError("could not allocate memory"); super(wanted); }
+  };
+}"""
+NO_WORKERS = (
+    "Worker = class { constructor() { throw new DOMException('denied', 'SecurityError'); } };"
+)
+NO_LOCKS = """for (const Kind of [globalThis.Navigator, globalThis.WorkerNavigator]) {
+  if (Kind) Object.defineProperty(Kind.prototype, "locks", { value: undefined });
+}"""
+
+
+def browser_with(visitor: Visit, fault: str) -> None:
+    """Make the page and its workers miss something."""
+    visitor.context.add_init_script(fault)
+
+    def altered(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=fault + answer.text())
+
+    visitor.page.route(re.compile(r"/_astro/(worker|pool_browser|opfs_writer)-[^/]*\.js"), altered)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        SHARED_MEMORY_REFUSED,
+        f"if (!globalThis.document) {NO_WORKERS}",
+        NO_LOCKS,
+        "StorageManager.prototype.estimate = () => Promise.reject(new TypeError('no'));",
+        "StorageManager.prototype.getDirectory = () => Promise.reject(new TypeError('no'));",
+        "Object.defineProperty(globalThis, 'indexedDB', { get() { throw new Error('no'); } });",
+        "if (globalThis.document) Object.defineProperty(window, 'localStorage', { get() { throw 1; } });",
+    ],
+    ids=["memory", "nested workers", "locks", "estimate", "opfs", "indexeddb", "localstorage"],
+)
+def test_a_run_is_trained_where_the_browser_lacks_something(visitor: Visit, fault: str) -> None:
+    browser_with(visitor, fault)
+    visitor.start(run_of(20))
+    visitor.finish()
+    visitor.page.get_by_role("link", name="Runs", exact=True).click()
+    visitor.page.locator("li.run").get_by_text("finished").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("delete globalThis.WebAssembly;", "This browser runs no WebAssembly"),
+        (f"if (globalThis.document) {NO_WORKERS}", "The training worker does not start: denied"),
+        (
+            "WebAssembly.Memory = class { constructor() { throw new RangeError('no memory'); } };",
+            "no memory",
+        ),
+    ],
+    ids=["wasm", "workers", "memory"],
+)
+def test_a_browser_that_cannot_train_says_why(visitor: Visit, fault: str, said: str) -> None:
+    browser_with(visitor, fault)
+    page = visitor.open("train/", preset="tiny")
+    page.get_by_text(said).first.wait_for()
+    visitor.open("runs/").get_by_text("There is no run yet").wait_for()
+
+
+def test_a_page_without_https_keeps_runs_in_the_database_of_the_browser(
+    browser: Any, site: Path, tmp_path: Path
+) -> None:
+    with served(site, isolated=False) as address, visit(browser, plainly(address)) as visitor:
+        plain = visitor.address
+        page = visitor.page
+        visitor.start(run_of(100_000))
+        assert page.evaluate("[isSecureContext, navigator.storage === undefined]") == [False, True]
+        visitor.reach(20)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        row = page.locator("li.run")
+        row.get_by_text("training now").wait_for()
+        assert row.get_by_role("button", name="Delete").is_disabled()
+        page.get_by_role("link", name="Train", exact=True).first.click()
+        press(visitor, "Pause")
+        page.get_by_text("paused; saved").wait_for()
+        paused = int(page.locator("progress").get_attribute("value"))
+        page.goto(plain + "runs/")
+        press(visitor, "Download")
+        with page.expect_download() as found:
+            row.get_by_role("button", name="Download .zip").click()
+        found.value.save_as(tmp_path / "run.zip")
+        kept = Run(unzipped(tmp_path / "run.zip", tmp_path))
+        assert [line["step"] for line in kept.metrics.read()] == list(range(1, paused + 1))
+        assert read_checkpoint(kept.path).state.step == paused  # type: ignore[union-attr]
+        press(visitor, "Go on")
+        visitor.reach(paused + 5)
+        press(visitor, "Stop")
+        page.get_by_text("stopped; saved").wait_for()
+        page.goto(plain + "?run=tiny-001")
+        page.locator("main .text span:not(.prompt)").first.wait_for()
+        page.goto(plain + "runs/")
+        press(visitor, "Delete")
+        press(visitor, "Undo")
+        row.get_by_text("stopped", exact=True).wait_for()
+
+
+def plainly(address: str) -> str:
+    """The same server under a name that browsers do not trust without https."""
+    return address.replace("127.0.0.1", "class.example")

@@ -18,7 +18,10 @@ const ATOMICS = [
 // (memory i64 1)
 const MEMORY64 = [...HEADER, 5, 3, 1, 4, 1];
 
-const valid = (bytes: number[]): boolean => WebAssembly.validate(new Uint8Array(bytes));
+/** Whether there is WebAssembly at all: a setting or a lockdown mode may have taken it. */
+export const hasWasm = (): boolean => typeof WebAssembly !== "undefined";
+
+const valid = (bytes: number[]): boolean => hasWasm() && WebAssembly.validate(new Uint8Array(bytes));
 
 export function probeFeatures(): Features {
   const isolated = (globalThis as { crossOriginIsolated?: boolean }).crossOriginIsolated !== false;

@@ -8,7 +8,7 @@ import { callTable, RECORD } from "./call_table.ts";
 import { EngineError, EngineLost, ProgramEngine } from "./engine.ts";
 import { probeFeatures } from "./features.ts";
 import type { Features } from "./features.ts";
-import type { Host, PoolWorker } from "./host.ts";
+import type { Host, PoolMessage, PoolWorker } from "./host.ts";
 import { product } from "./plan.ts";
 import type { BoundCall, Place } from "./plan.ts";
 import type { ProgramSet } from "./program.ts";
@@ -50,11 +50,12 @@ const said = (bytes: number): string => `${bytes.toLocaleString("en-US")} bytes 
 /** A plan that no build of this host can hold. */
 export class TooLarge extends EngineError {
   override name = "TooLarge";
+  readonly hint = "close other tabs, or take a smaller model";
   readonly needed: number;
   readonly allowed: number;
 
   constructor(needed: number, allowed: number, why: string) {
-    super(`the wasm engine needs ${said(needed)} and may take ${said(allowed)} here${why}`);
+    super(needed > allowed ? `the wasm engine needs ${said(needed)} and may take ${said(allowed)} here${why}` : `this browser does not give the wasm engine ${said(needed)}${why}`);
     this.needed = needed;
     this.allowed = allowed;
   }
@@ -77,20 +78,19 @@ export async function openWasm(options: WasmOptions): Promise<WasmEngine> {
   let [needed, allowed, refused] = [0, 0, ""];
   for (const build of ladder) {
     const module = await WebAssembly.compile(await host.read(`posttrain-${build}.wasm`));
-    const bytes = engine.measure(build, module, threads);
     const limit = tables.wasm.pages[build.startsWith("wasm64") ? "wasm64" : "wasm32"] * PAGE;
-    needed = Math.max(needed, bytes);
-    if (bytes > limit) {
-      allowed = Math.max(allowed, limit);
-      continue;
-    }
+    allowed = Math.max(allowed, limit);
+    let bytes = 0;
     try {
+      bytes = engine.measure(build, module, threads);
+      needed = Math.max(needed, bytes);
+      if (bytes > limit) continue;
       await engine.open();
       return engine;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error; // what a host says when it has not so much memory
       refused = `: ${error.message}`;
-      notice(`${build} does not get ${said(bytes)}${refused}`);
+      notice(`${build} does not get ${bytes > 0 ? said(bytes) : "its memory"}${refused}`);
     }
   }
   if (!features.memory64) refused += " (there is no 64-bit WebAssembly memory here)";
@@ -206,7 +206,7 @@ export class WasmEngine extends ProgramEngine {
       ready.push(
         new Promise((settled) => {
           let inside = false;
-          const worker = host.startWorker(start, (message) => {
+          const tell = (message: PoolMessage): void => {
             if (message.kind === "ready") {
               inside = true;
               this.#working++;
@@ -216,8 +216,12 @@ export class WasmEngine extends ProgramEngine {
               if (message.kind === "failed") notice?.(`a thread was lost (${message.why}); ${this.#working + 1} go on`);
             }
             settled();
-          });
-          this.#workers.push(worker);
+          };
+          try {
+            this.#workers.push(host.startWorker(start, tell));
+          } catch (error) {
+            tell({ kind: "failed", why: String(error) }); // a host whose workers may have none of their own
+          }
         }),
       );
     }

@@ -4,6 +4,7 @@ import { StorageError } from "./errors.ts";
 import { MemoryShelf } from "./files.ts";
 import type { Bytes } from "./files.ts";
 import { formsOf } from "./forms.ts";
+import { openIndexed } from "./indexed.ts";
 import { openOpfs } from "./opfs.ts";
 import { BrowserStore, roomInBrowser } from "./run_store.ts";
 import { apiOf } from "./server_files.ts";
@@ -30,18 +31,24 @@ const RUNS_HEADER = "X-Posttrainllm-Runs";
 export { BrowserStore } from "./run_store.ts";
 export { ServerStore } from "./server_store.ts";
 
-/** The runs of this browser; where it gives the page no storage, runs that live as long as the page. */
+/**
+ * The runs of this browser: in its file system, or in its database where a page has none (http without s), which a private
+ * window forgets; where it gives neither, in the memory of whoever asks, page or worker.
+ */
 export async function openTabStore(tables: Tables, { data, notice = () => undefined }: StoreOptions): Promise<BrowserStore> {
   const opfs = await openOpfs();
-  if (opfs === null) {
-    notice("this browser gives the page no storage (a private window, or an address without https): runs are gone when it is closed, unless you download them");
+  const shelf = opfs ?? (await openIndexed());
+  const lasting = opfs !== null || (shelf !== null && !isSecureContext);
+  if (!lasting) {
+    const rescue = shelf === null ? "" : ", unless you download them";
+    notice(`this browser gives the page no storage (a private window): runs are gone when it is closed${rescue}`);
   }
   const around = {
     tables, notice,
     room: opfs === null ? async () => null : roomInBrowser,
     bundledText: () => fetchText(new URL(formsOf(tables).bundled_corpus.file, data)),
   };
-  return new BrowserStore(opfs ?? memory, around, opfs !== null);
+  return new BrowserStore(shelf ?? memory, around, lasting);
 }
 
 /** The runs of the server that this page came from; null when that is a static host, or gives this machine none. */

@@ -3,5 +3,9 @@
 /** Asks the browser, once a run exists, not to clear this page's storage when it needs room. */
 export async function askToKeep(): Promise<void> {
   const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
-  if (storage?.persist !== undefined && !(await storage.persisted())) await storage.persist();
+  try {
+    if (storage?.persist !== undefined && !(await storage.persisted())) await storage.persist();
+  } catch {
+    // a browser that does not say: the page shows what it knows (usage)
+  }
 }

@@ -204,9 +204,9 @@ export class BrowserStore implements RunStore {
   async usage(): Promise<Usage> {
     let bytes = 0;
     for (const { files } of await this.#all()) for (const file of await files.list()) bytes += file.bytes;
-    const storage = this.lasting ? navigator.storage : undefined;
-    const quota = (await storage?.estimate())?.quota ?? null;
-    return { bytes, quota, persisted: (await storage?.persisted?.()) ?? null };
+    const storage = this.lasting ? (navigator.storage as StorageManager | undefined) : undefined; // only https has it
+    const quota = (await storage?.estimate?.().catch(() => null))?.quota ?? null;
+    return { bytes, quota, persisted: (await storage?.persisted?.().catch(() => null)) ?? null };
   }
 
   async exportZip(name: string): Promise<Blob> {
@@ -297,7 +297,7 @@ export class BrowserStore implements RunStore {
 /** Bytes that the browser still gives this page; null when it does not say. */
 export async function roomInBrowser(): Promise<number | null> {
   const storage = (globalThis.navigator as Navigator | undefined)?.storage as StorageManager | undefined;
-  const found = await storage?.estimate?.();
+  const found = await storage?.estimate?.().catch(() => undefined);
   return found?.quota === undefined || found.usage === undefined ? null : found.quota - found.usage;
 }
 

@@ -38,6 +38,8 @@ export interface JobParts {
   readonly settings: Settings;
   readonly corpus: Corpus;
   readonly choice: Choice;
+  /** Open for these settings; the job closes it. */
+  readonly engine: Engine;
   readonly facts: Facts;
   /** The snapshot to go on from, already read. */
   readonly first: Snapshot | null;
@@ -54,7 +56,7 @@ export class Job {
   #settings: Settings;
   #choice: Choice;
   #threads: number;
-  #engine!: Engine;
+  #engine: Engine;
   #samples!: Samples;
   #step = 0;
   #val: number | null = null;
@@ -74,6 +76,7 @@ export class Job {
     this.#first = parts.first;
     this.#settings = parts.settings;
     this.#choice = parts.choice;
+    this.#engine = parts.engine;
     this.#threads = number(parts.settings, "engine.threads");
     this.#judge = new Judge(parts.statistics, parts.corpus, parts.facts.lines);
   }
@@ -81,7 +84,7 @@ export class Job {
   /** Trains to the last step, waits for what comes next there, and returns when it was stopped. */
   async run(): Promise<void> {
     try {
-      await this.#open();
+      await this.#surviving(() => this.#begin());
       await this.#started();
       for (;;) {
         await this.#surviving(() => this.#train());
@@ -95,7 +98,7 @@ export class Job {
     } finally {
       this.#outbox.flush();
       await this.#parts.run.close();
-      await this.#engine?.close().catch(() => {});
+      await this.#engine.close().catch(() => {});
     }
   }
 
@@ -125,9 +128,7 @@ export class Job {
   }
 
   /** Asked afresh: messages come in between any two steps. */
-  #wants(wish: Wish): boolean {
-    return this.#wish === wish;
-  }
+  #wants = (wish: Wish): boolean => this.#wish === wish;
 
   get #steps(): number {
     return number(this.#settings, "training.steps");
@@ -135,12 +136,15 @@ export class Job {
 
   // ---- opening, losing and going on ---------------------------------------------------------------
 
-  async #open(): Promise<void> {
-    this.#outbox.phase("opening");
+  async #reopen(): Promise<void> {
+    this.#outbox.opening();
+    this.#engine = await openTraining(this.#parts.place, this.#settings, this.#choice, this.#threads, this.#outbox.opening);
+    await this.#begin();
+  }
+
+  /** Brings the engine to the run's newest snapshot, or to its first values. */
+  async #begin(): Promise<void> {
     const { place, corpus, run } = this.#parts;
-    this.#engine = await openTraining(place, this.#settings, this.#choice, this.#threads, (done, of) => {
-      this.#outbox.phase("opening", done, of);
-    });
     const found = this.#first ?? (await run.latest());
     this.#first = null;
     if (found === null) {
@@ -201,7 +205,7 @@ export class Job {
     if (!onGpu) this.#threads = 1;
     else if (this.#losses > 1) this.#choice = { engine: "wasm", reason: "the GPU was lost twice", adapter: null };
     try {
-      await this.#open();
+      await this.#reopen();
     } catch (error) {
       // A GPU that was reset may not come back, or be lost again while it is set up; WebAssembly is always there.
       if (!onGpu && !(error instanceof EngineLost)) throw error;

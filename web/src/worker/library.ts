@@ -1,6 +1,7 @@
 // library.ts: what this worker reads once and keeps: tables, modules, texts with their counting lines, models.
 import { browserHost } from "../runtime/host_browser.ts";
 import type { Host } from "../runtime/host.ts";
+import { hasWasm } from "../runtime/features.ts";
 import { number } from "../runtime/program.ts";
 import { Statistics } from "../runtime/statistics.ts";
 import { readTables } from "../runtime/tables.ts";
@@ -8,6 +9,7 @@ import type { Settings, Tables } from "../runtime/tables.ts";
 import { formsOf } from "../storage/forms.ts";
 import { unhurried } from "./judge.ts";
 import type { CountingLine, TextSource } from "./protocol.ts";
+import { Refused } from "./refusal.ts";
 import { siteOf } from "./site.ts";
 import type { Site } from "./site.ts";
 import { corpusOf, joinFiles } from "./text.ts";
@@ -52,7 +54,9 @@ export class Library {
     return siteOf(await this.tables());
   }
 
-  module(name: string): Promise<WebAssembly.Module> {
+  /** Throws Refused where there is no WebAssembly. */
+  async module(name: string): Promise<WebAssembly.Module> {
+    if (!hasWasm()) throw new Refused("this browser runs no WebAssembly", "a setting or a lockdown mode forbids it: allow it for this page, or take another browser");
     let found = this.#modules.get(name);
     if (found === undefined) {
       found = this.read(name).then((bytes) => WebAssembly.compile(bytes));

@@ -36,6 +36,9 @@ export class Outbox {
     this.#lines = [];
   }
 
+  /** How far an engine is with its kernels. */
+  readonly opening = (done = 0, of = 0): void => this.phase("opening", done, of);
+
   /** What the job does now; repeated with other numbers it is told a few times a second. */
   phase(phase: Phase, done = 0, of = 0): void {
     const now = performance.now();

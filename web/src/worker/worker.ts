@@ -1,6 +1,9 @@
 // worker.ts: the Web Worker around it all: one message in, one action; errors become messages.
+import type { Engine } from "../runtime/engine.ts";
+import { number } from "../runtime/program.ts";
 import type { RunHandle } from "../storage/index.ts";
 import { breath } from "./breath.ts";
+import { openTraining } from "./engines.ts";
 import { examine, probe } from "./examine.ts";
 import { Job } from "./job.ts";
 import { Library } from "./library.ts";
@@ -110,10 +113,11 @@ async function next(before: Promise<void>, mine: Turn, message: Asked): Promise<
 async function train(message: Asked, mine: Turn): Promise<void> {
   const outbox = new Outbox(post);
   const unwanted = (): boolean => mine.wish === "stop";
-  outbox.phase("opening");
+  outbox.opening();
   const tables = await library.tables();
   const store = await openRuns(library, message.place, notice);
   const run = message.kind === "go-on" ? await store.open(message.run, "write") : null;
+  let engine: Engine | null = null;
   try {
     const first = (await run?.latest()) ?? null;
     first?.notices.forEach(notice);
@@ -126,9 +130,11 @@ async function train(message: Asked, mine: Turn): Promise<void> {
     }
     const { facts, corpus, choice } = found;
     const settings = { ...wanted, "engine.name": choice.engine };
+    const place = { host: library.host, tables, notice };
+    engine = await openTraining(place, settings, choice, number(settings, "engine.threads"), outbox.opening);
     const held = run ?? (await store.create(undefined, settings, { name: corpus.name, text: corpus.text, bundled: corpus.bundled }));
     mine.job = new Job({
-      place: { host: library.host, tables, notice },
+      place, engine,
       statistics: await library.statistics(),
       storePlace: message.place,
       run: held,
@@ -139,6 +145,7 @@ async function train(message: Asked, mine: Turn): Promise<void> {
     await mine.job.run();
   } catch (error) {
     await run?.close();
+    await engine?.close();
     throw error;
   } finally {
     mine.job = null;

@@ -6,6 +6,7 @@ import type { Tables } from "../../runtime/tables.ts";
 import { refusalOf } from "../../worker/refusal.ts";
 import type { Refusal, StorePlace } from "../../worker/protocol.ts";
 import { dataUrl } from "../site/root.ts";
+import { session } from "../train/session.svelte.ts";
 
 export interface Row extends RunSummary {
   readonly place: StorePlace;
@@ -107,7 +108,8 @@ class Runs {
     if (document.hidden && this.loaded) return;
     try {
       const here = (await this.#tab?.list()) ?? [];
-      const rows = (place: StorePlace, found: readonly RunSummary[]): Row[] => found.map((run) => ({ ...run, place, id: `${place}/${run.name}` }));
+      const rows = (place: StorePlace, found: readonly RunSummary[]): Row[] =>
+        found.map((run) => ({ ...run, place, id: `${place}/${run.name}`, state: openHere(run, place) ? "running" : run.state }));
       const all = [...rows("tab", here), ...rows("server", this.#served)].sort((a, b) => (b.modified ?? 0) - (a.modified ?? 0));
       const changed = JSON.stringify(all) !== JSON.stringify(this.rows);
       if (changed) this.rows = all;
@@ -196,5 +198,9 @@ class Runs {
     });
   }
 }
+
+/** Where pages have no locks, this tab at least knows what it trains. */
+const openHere = (run: RunSummary, place: StorePlace): boolean =>
+  run.state === "stopped" && session.open && session.run === run.name && session.place === place;
 
 export const runs = new Runs();
