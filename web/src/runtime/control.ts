@@ -34,7 +34,7 @@ export interface Sampling {
 }
 
 /** Most tokens that a repetition penalty looks at: the largest `sampling.repetition_window`. */
-export const RECENT = 1 << 14;
+const RECENT = 1 << 14;
 
 /** Elements of a parameter, and rows of a batch, that are drawn at a time. */
 export const DRAWN = 1 << 16;

@@ -31,7 +31,7 @@ export function bindShape(shape: Shape, dims: Dims): number[] {
 }
 
 /** `h.{i+1}.in` in layer 2 is `h.3.in`; `h.{L}.in` is the end of the residual stream. */
-export function inLayer(name: string, i: number, nLayer: number): string {
+function inLayer(name: string, i: number, nLayer: number): string {
   if (!name.includes("{")) return name;
   return name.replaceAll("{i}", `${i}`).replaceAll("{i+1}", `${i + 1}`).replaceAll("{L}", `${nLayer}`);
 }
@@ -111,13 +111,13 @@ export function chunks(program: ProgramJson, dims: Dims): number {
 }
 
 /** Reads what Program.to_json wrote. Throws a ProgramError for another format version. */
-export function readProgram(json: ProgramJson): ProgramJson {
+function readProgram(json: ProgramJson): ProgramJson {
   if (json.format !== FORMAT) throw new ProgramError(`program format ${json.format} is not ${FORMAT}`);
   return json;
 }
 
 /** A program of posttrainllm.json with the values of settings in place of their names. */
-export function withSettings(program: ProgramJson, settings: Settings): ProgramJson {
+function withSettings(program: ProgramJson, settings: Settings): ProgramJson {
   const fill = (call: CallJson): CallJson => {
     const attrs: Record<string, number | string> = {};
     for (const [key, value] of Object.entries(call.attrs)) {
@@ -172,7 +172,7 @@ export function programSet(
 }
 
 /** The numbers behind a program's letters for `batch` rows of `time` tokens. */
-export function modelDims(tables: Tables, settings: Settings, batch: number, time: number): Dims {
+function modelDims(tables: Tables, settings: Settings, batch: number, time: number): Dims {
   const setting = (name: string): number => number(settings, `model.${name}`);
   const width = setting("n_embd");
   const inner = settings["model.n_inner"];
@@ -194,7 +194,7 @@ export function modelDims(tables: Tables, settings: Settings, batch: number, tim
  * The largest divisor of `rows` whose logits stay below the limit, a multiple of the alignment where
  * there is one; where that would be very few rows, the smallest divisor that is not.
  */
-export function chunkRows(tables: Tables, rows: number, vocabulary: number): number {
+function chunkRows(tables: Tables, rows: number, vocabulary: number): number {
   const { align, chunk_bytes: limit, chunk_rows: few } = tables.plan;
   const divisors: number[] = [];
   for (let size = 1; size * size <= rows; size++) if (rows % size === 0) divisors.push(size, rows / size);

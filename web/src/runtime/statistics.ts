@@ -60,7 +60,7 @@ export interface Judged {
 type Call = Readonly<Record<string, (...given: readonly (number | bigint)[]) => number | bigint>>;
 
 /** Bytes of a text that are copied into the module's memory at a time. */
-export const PIECE = 1 << 20;
+const PIECE = 1 << 20;
 const PAGE = 1 << 16;
 const SMALL = 64 * PAGE;
 

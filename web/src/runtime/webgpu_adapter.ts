@@ -15,8 +15,8 @@ const NEEDED = {
 } as const;
 
 /** Limits that a device is asked for, as large as the adapter has them. */
-export type Limit = keyof typeof NEEDED;
-export const LIMITS = Object.keys(NEEDED) as Limit[];
+type Limit = keyof typeof NEEDED;
+const LIMITS = Object.keys(NEEDED) as Limit[];
 
 /** Features that are used where they are there. */
 const WANTED = ["subgroups", "timestamp-query"] as const satisfies readonly GPUFeatureName[];

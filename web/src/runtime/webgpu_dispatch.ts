@@ -97,7 +97,7 @@ const FORMAT = 1;
 /** Chosen for fused work: its calls one by one. */
 export const APART = "apart";
 /** Workgroups a dimension, on every adapter. */
-export const MOST_GROUPS = 65_535;
+const MOST_GROUPS = 65_535;
 
 const OPERATORS: Readonly<Record<string, (a: number, b: number) => number>> = {
   "+": (a, b) => a + b,
@@ -117,7 +117,7 @@ const OPERATORS: Readonly<Record<string, (a: number, b: number) => number>> = {
 };
 
 /** A number, the number behind a name, an operator from left to right, or `rsqrt`, 1 / sqrt(x). */
-export function evaluate(expression: Expression, names: Names): number {
+function evaluate(expression: Expression, names: Names): number {
   if (typeof expression === "number") return expression;
   if (typeof expression === "string") {
     const value = names.get(expression);

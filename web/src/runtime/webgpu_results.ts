@@ -8,7 +8,7 @@ import { MAP_READ } from "./webgpu_device.ts";
 import type { GpuDevice } from "./webgpu_device.ts";
 
 /** Bytes a step: the clip buffer's four numbers, the loss, padding. */
-export const SLOT = 32;
+const SLOT = 32;
 export const LOSS_AT = 16;
 
 const BUFFERS = 3;

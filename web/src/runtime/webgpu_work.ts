@@ -42,7 +42,7 @@ function general(value: number): string {
 }
 
 /** An op with its sizes and attributes, as choices are kept: `linear_forward 1024 96 288 / 0`. */
-export function choiceKey(call: BoundCall): string {
+function choiceKey(call: BoundCall): string {
   return `${call.op} ${call.sizes.join(" ")} / ${call.attrs.map(general).join(" ")}`;
 }
 

@@ -185,7 +185,7 @@ export async function verify(files: Files, folder: string, tables: Tables, conte
 const MAX_JSON_BYTES = 16 << 20;
 
 /** A file that should be small. */
-export async function readSmall(files: Files, path: string): Promise<Bytes> {
+async function readSmall(files: Files, path: string): Promise<Bytes> {
   const size = await files.size(path);
   if ((size ?? 0) > MAX_JSON_BYTES) throw new StorageError(`${path} has ${size} bytes, too many for its kind`, DAMAGED);
   return files.read(path);

@@ -1,4 +1,7 @@
 // errors.ts: what storage tells a person: one line that names the file, the field and the value, and what to do next.
+import { bytes as showBytes } from "../runtime/words.ts";
+
+export { showBytes };
 
 export class StorageError extends Error {
   override name = "StorageError";
@@ -36,16 +39,6 @@ export function show(value: unknown): string {
   }
   text ??= String(value);
   return text.length <= 60 ? text : `${text.slice(0, 57)}...`;
-}
-
-/** A size for people, in powers of 1000: "1.2 GB". */
-export function showBytes(count: number): string {
-  let size = count;
-  for (const unit of ["bytes", "kB", "MB", "GB"]) {
-    if (size < 999.5) return unit === "bytes" || size >= 99.95 ? `${size.toFixed(0)} ${unit}` : `${size.toFixed(1)} ${unit}`;
-    size /= 1000;
-  }
-  return `${size.toFixed(1)} TB`;
 }
 
 /** What a failed write says; the quota of a browser's storage is the usual reason. */

@@ -11,12 +11,12 @@ import type { Bytes, Files } from "./files.ts";
 import { foreignSettings } from "./foreign.ts";
 import { filled, formsOf } from "./forms.ts";
 import { count, parameterShapes, storedName } from "./parameters.ts";
+import { modelOf } from "./model_config.ts";
 import { Records } from "./records.ts";
 import type { RunHandle } from "./run_handle.ts";
 import { readFloats, readHeader, tensorFile } from "./tensor_file.ts";
 import type { Source } from "./tensor_file.ts";
 import { readObject, utf8, writeJson } from "./text_forms.ts";
-import type { Json } from "./text_forms.ts";
 import { notInTinygpt, readTinygpt, tinygptFile } from "./tinygpt.ts";
 
 /** A store that takes in what `fill` puts together. */
@@ -79,33 +79,6 @@ export async function openWeights(store: Taking, tables: Tables, file: Blob, fil
     return name;
   });
 }
-
-/** Settings of the model from a config.json of transformers. */
-function modelOf(document: Json, tables: Tables): Settings {
-  const template = formsOf(tables).documents[formsOf(tables).names.config] as Readonly<Record<string, unknown>>;
-  const { settings: known } = tables.schema;
-  const unsaid = Object.keys(known).filter((key) => key.startsWith("model."));
-  const model: Record<string, Settings[string]> = Object.fromEntries(unsaid.map((key) => [key, known[key]?.default ?? null]));
-  for (const [field, wanted] of Object.entries(template)) {
-    const setting = (wanted as { setting?: string } | null)?.setting;
-    const value = document[field];
-    if (setting !== undefined && value !== undefined && setting !== "model.dropout") model[setting] = value as Settings[string];
-    else if (DECISIVE.includes(field) && JSON.stringify(value ?? wanted) !== JSON.stringify(wanted)) {
-      throw new StorageError(`config.json: ${field} is ${show(value)}, and this page computes ${show(wanted)} only`, "this variant of GPT-2 cannot be loaded");
-    }
-  }
-  for (const size of ["n_layer", "n_head", "n_embd", "n_ctx", "n_vocab"]) {
-    if (typeof model[`model.${size}`] !== "number") throw new StorageError(`config.json: the size ${size} is missing`, "is this the config.json of a GPT-2?");
-  }
-  const { n_vocab: bytes } = formsOf(tables).tokenizer;
-  if (model["model.n_vocab"] !== bytes) {
-    throw new StorageError(`config.json: vocab_size is ${show(model["model.n_vocab"])}, and this page reads text as ${bytes} bytes`, "models with another vocabulary run in the terminal: posttrainllm import");
-  }
-  const alias = { gelu_pytorch_tanh: "gelu_new", gelu_fast: "gelu_new" }[String(model["model.activation"])];
-  return alias === undefined ? model : { ...model, "model.activation": alias };
-}
-
-const DECISIVE = ["model_type", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
 
 /** A run of one checkpoint in an empty folder; what a foreign model was trained on, nobody knows. */
 async function keep(files: Files, tables: Tables, settings: Settings, step: number, params: Tensors, moments: { m: Tensors; v: Tensors } | null): Promise<void> {

@@ -145,22 +145,37 @@ export interface WriteOrder {
   readonly content: Bytes;
 }
 
+/** What it answers. */
+export interface WriteAnswer {
+  readonly id: number;
+  readonly error: { readonly name: string; readonly message: string } | null;
+}
+
 let writer: Worker | undefined;
 let orders = 0;
+const waiting = new Map<number, (error: Error | null) => void>();
+
+function startWriter(): Worker {
+  const worker = new Worker(new URL("./opfs_writer.ts", import.meta.url), { type: "module", name: "storage" });
+  const answer = (id: number, error: Error | null): void => {
+    waiting.get(id)?.(error);
+    waiting.delete(id);
+  };
+  worker.onmessage = ({ data: { id, error } }: MessageEvent<WriteAnswer>) => answer(id, error && new DOMException(error.message, error.name));
+  worker.onerror = (event) => {
+    if (writer === worker) writer = undefined; // the next order starts another one
+    worker.terminate();
+    for (const id of [...waiting.keys()]) answer(id, new Error(event.message || "the storage worker did not start"));
+  };
+  return worker;
+}
 
 function writeFromWorker(path: readonly string[], start: number, content: Bytes): Promise<void> {
-  writer ??= new Worker(new URL("./opfs_writer.ts", import.meta.url), { type: "module", name: "storage" });
-  const [order, worker]: [WriteOrder, Worker] = [{ id: ++orders, path, start, content }, writer];
+  writer ??= startWriter();
+  const order: WriteOrder = { id: ++orders, path, start, content };
   return new Promise((done, failed) => {
-    const heard = ({ data }: MessageEvent<{ id: number; error: { name: string; message: string } | null }>): void => {
-      if (data.id !== order.id) return;
-      worker.removeEventListener("message", heard);
-      if (data.error === null) done();
-      else failed(new DOMException(data.error.message, data.error.name));
-    };
-    worker.addEventListener("message", heard);
-    worker.addEventListener("error", (event) => failed(new Error(event.message)), { once: true });
-    worker.postMessage(order);
+    waiting.set(order.id, (error) => (error === null ? done() : failed(error)));
+    writer?.postMessage(order);
   });
 }
 

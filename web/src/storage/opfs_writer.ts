@@ -1,6 +1,6 @@
 // opfs_writer.ts: writes files for pages of browsers that let only workers write (Safari before 26).
 import { putSync } from "./opfs.ts";
-import type { WriteOrder } from "./opfs.ts";
+import type { WriteAnswer, WriteOrder } from "./opfs.ts";
 
 async function write({ path, start, content }: WriteOrder): Promise<void> {
   let folder = await navigator.storage.getDirectory();
@@ -8,12 +8,14 @@ async function write({ path, start, content }: WriteOrder): Promise<void> {
   await putSync(await folder.getFileHandle(path.at(-1) ?? "", { create: true }), start, [content]);
 }
 
+const answer = (told: WriteAnswer): void => self.postMessage(told);
+
 self.onmessage = ({ data }: MessageEvent<WriteOrder>) => {
   write(data).then(
-    () => self.postMessage({ id: data.id, error: null }),
+    () => answer({ id: data.id, error: null }),
     (error: unknown) => {
       const { name, message } = error instanceof Error ? error : new Error(String(error));
-      self.postMessage({ id: data.id, error: { name, message } });
+      answer({ id: data.id, error: { name, message } });
     },
   );
 };

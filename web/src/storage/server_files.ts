@@ -14,7 +14,7 @@ export interface Api {
   json(method: string, path: string, body?: Json): Promise<Json>;
 }
 
-export const encoded = (path: string): string => path.split("/").map(encodeURIComponent).join("/");
+const encoded = (path: string): string => path.split("/").map(encodeURIComponent).join("/");
 
 /** The API of the server that this page came from. `root`: the address of the site, with a slash at its end. */
 export function apiOf(root: string | URL): Api {

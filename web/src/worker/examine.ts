@@ -35,7 +35,7 @@ export async function examine(
   const choice = await chooseEngine({ host: library.host, tables }, engine);
   const plan = new Plan(tables, programSet(tables, settings, "training"));
   const parameters = [...plan.layout.values()].reduce((sum, { place }) => sum + product(place.shape), 0);
-  const bytes = [...plan.regions.values()].reduce((sum, region) => sum + 4 * region.elements, 0);
+  const { bytes } = plan;
   checkRoom(tables, parameters, bytes, choice);
   const lines = await library.lines(corpus, settings, goOn);
   if (lines === null) return null;
@@ -67,8 +67,7 @@ function checkRoom(tables: Tables, parameters: number, bytes: number, choice: Ch
   const limit = Math.min(pages * PAGE, device !== undefined && device < 8 ? device * 2 ** 30 : Infinity);
   if (bytes <= limit) return;
   const fitting = Object.entries(tables.presets).filter(([name, preset]) => {
-    const plan = new Plan(tables, programSet(tables, { preset: name, ...preset.settings }, "training"));
-    return [...plan.regions.values()].reduce((sum, region) => sum + 4 * region.elements, 0) <= limit;
+    return new Plan(tables, programSet(tables, { preset: name, ...preset.settings }, "training")).bytes <= limit;
   });
   throw new Refused(
     `this model needs ${showBytes(bytes)} of memory, and WebAssembly may take ${showBytes(limit)} on this device`,

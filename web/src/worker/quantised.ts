@@ -2,7 +2,8 @@
 // (formats/quantised.py says what stands where): weight = float32(int8) * scale.
 import type { Tensors } from "../runtime/engine.ts";
 import { readFloats, readHeader } from "../storage/tensor_file.ts";
-import type { Settings } from "../runtime/tables.ts";
+import { readObject, utf8 } from "../storage/text_forms.ts";
+import type { Json } from "../storage/text_forms.ts";
 import { Refused } from "./refusal.ts";
 
 type Bytes = Uint8Array<ArrayBuffer>;
@@ -11,8 +12,8 @@ const FORMAT = "1";
 const SCALE = ".scale";
 
 export interface Quantised {
-  /** The text of a GPT-2's config.json, read. */
-  readonly config: Readonly<Record<string, unknown>>;
+  /** A GPT-2's config.json. */
+  readonly config: Json;
   readonly params: Tensors;
 }
 
@@ -35,7 +36,7 @@ export async function readQuantised(file: Bytes, name: string): Promise<Quantise
     const values = new Int8Array(file.buffer, file.byteOffset + entry.start, entry.bytes);
     params.set(entry.name, widened(values, await readFloats(read, scale, name), rows, columns, scale.shape[0] === 1));
   }
-  return { config: JSON.parse(metadata["config"]) as Record<string, unknown>, params };
+  return { config: readObject(utf8(metadata["config"]), `the config of ${name}`), params };
 }
 
 /** Shapes: values (rows, columns); scales (columns) where they are shared by a column, else (rows). */
@@ -45,21 +46,4 @@ function widened(values: Int8Array, scales: Float32Array, rows: number, columns:
     for (let column = 0; column < columns; column++, at++) wide[at] = (values[at] ?? 0) * (scales[byColumn ? column : row] ?? NaN);
   }
   return wide;
-}
-
-/** The settings of a model whose config.json has GPT-2's names; what it leaves out is as in `usual`. */
-export function modelSettings(config: Quantised["config"], usual: Settings): Settings {
-  const number = (key: string): number => Number(config[key]);
-  return {
-    ...usual,
-    "model.n_layer": number("n_layer"),
-    "model.n_head": number("n_head"),
-    "model.n_embd": number("n_embd"),
-    "model.n_ctx": number("n_positions"),
-    "model.n_vocab": number("vocab_size"),
-    "model.n_inner": typeof config["n_inner"] === "number" ? config["n_inner"] : null,
-    "model.activation": String(config["activation_function"]),
-    "model.layer_norm_epsilon": number("layer_norm_epsilon"),
-    "model.tied": config["tie_word_embeddings"] !== false,
-  };
 }

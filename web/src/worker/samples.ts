@@ -8,7 +8,7 @@ import type { SampleLine, SamplingChoice } from "./protocol.ts";
 import type { Site } from "./site.ts";
 import type { Corpus } from "./text.ts";
 
-export const samplingOf = (settings: Settings): SamplingChoice => ({
+const samplingOf = (settings: Settings): SamplingChoice => ({
   temperature: number(settings, "sampling.temperature"),
   topK: number(settings, "sampling.top_k"),
   topP: number(settings, "sampling.top_p"),

@@ -1,18 +1,8 @@
 // store.ts: what a job asks of the place where its run is kept (storage/run_store.ts gives it).
 import type { State } from "../runtime/engine.ts";
 import type { Settings } from "../runtime/tables.ts";
+import type { SnapshotFacts } from "../storage/checkpoint.ts";
 import type { MetricLine, SampleLine } from "./protocol.ts";
-
-/** What a snapshot says beside the tensors. */
-export interface SnapshotFacts {
-  readonly step: number;
-  readonly engine: string;
-  readonly engineInfo: Readonly<Record<string, string | number>>;
-  readonly threads: number;
-  readonly valLoss: number | null;
-  readonly bestValLoss: number | null;
-  readonly elapsedS: number;
-}
 
 export interface Snapshot {
   readonly step: number;

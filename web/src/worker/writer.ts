@@ -3,13 +3,14 @@ import { EngineLost } from "../runtime/engine.ts";
 import type { Engine, Tensors } from "../runtime/engine.ts";
 import { number } from "../runtime/program.ts";
 import type { Settings } from "../runtime/tables.ts";
+import { modelOf } from "../storage/model_config.ts";
 import { Breathing } from "./breath.ts";
 import type { WasmEngine } from "../runtime/wasm.ts";
 import { openInspection, openWriting } from "./engines.ts";
 import { encode, windowStart, writeTokens } from "./generate.ts";
 import type { Library } from "./library.ts";
 import type { FromWorker, ModelSource, ToWorker, WrittenToken } from "./protocol.ts";
-import { modelSettings, readQuantised } from "./quantised.ts";
+import { readQuantised } from "./quantised.ts";
 import { openRuns } from "./runs.ts";
 import { Refused } from "./refusal.ts";
 
@@ -177,7 +178,7 @@ export class Writer {
     const file = await this.#library.read(`models/${name}.safetensors`);
     const { config, params } = await readQuantised(file, name);
     const preset = tables.schema.default_preset;
-    return { settings: modelSettings(config, { preset, ...tables.presets[preset]?.settings }), params };
+    return { settings: { preset, ...tables.presets[preset]?.settings, ...modelOf(config, tables) }, params };
   }
 
   async #ofRun(source: Extract<ModelSource, { kind: "run" }>): Promise<{ settings: Settings; params: Tensors }> {

@@ -7,7 +7,8 @@ import type { Engine } from "../../runtime/engine.ts";
 import { probeFeatures } from "../../runtime/features.ts";
 import { browserHost } from "../../runtime/host_browser.ts";
 import type { Host } from "../../runtime/host.ts";
-import { programSet } from "../../runtime/program.ts";
+import { number, programSet } from "../../runtime/program.ts";
+import { Statistics } from "../../runtime/statistics.ts";
 import { readTables } from "../../runtime/tables.ts";
 import type { Settings, Tables } from "../../runtime/tables.ts";
 import { trainStep } from "../../runtime/training.ts";
@@ -93,7 +94,8 @@ async function parity(host: Host, tables: Tables, device: GpuDevice, vectors: Pa
   const [preset, steps] = [asked.preset ?? plan.preset, asked.steps ?? plan.steps];
   const settings: Settings = { ...tables.presets[preset]?.settings, ...plan.settings, "training.steps": steps };
   const whole = await host.read(formsOf(tables).bundled_corpus.file);
-  const train = whole.subarray(0, Math.trunc(whole.length * (1 - (settings["data.val_fraction"] as number))));
+  const control = await WebAssembly.compile(await host.read("posttrain-control.wasm"));
+  const train = whole.subarray(0, new Statistics(control, tables).split(whole, number(settings, "data.val_fraction")));
   const progress = stage("steps");
   await progress(0, steps);
   const wasm = await openWasm({ host, tables, set: programSet(tables, settings, "training"), threads: 1 });
@@ -101,7 +103,7 @@ async function parity(host: Host, tables: Tables, device: GpuDevice, vectors: Pa
   const losses: [number[], number[]] = [[], []];
   let fault = "";
   try {
-    const seed = settings["training.seed"] as number;
+    const seed = number(settings, "training.seed");
     await wasm.initialize(seed);
     await webgpu.initialize(seed);
     for (let step = 1; step <= steps; step++) {
