@@ -294,6 +294,9 @@ def raising(error: BaseException):
         (KeyboardInterrupt(), 130, "stopped"),
         (MemoryError(), 2, "not enough memory"),
         (OSError(28, "No space left on device", "runs/x"), 2, "No space left on device: runs/x"),
+        (RuntimeError("alloc_cpu.cpp: can't allocate memory: tried 9 bytes"), 2, "enough memory"),
+        (ImportError("libx.so: not found", name="torch"), 2, "a library cannot be loaded: libx.so"),
+        (ImportError("no name x", name="posttrainllm.x"), 1, "error: ImportError: no name x"),
         (ZeroDivisionError("division by zero"), 1, "error: ZeroDivisionError: division by zero"),
     ],
 )
@@ -303,6 +306,12 @@ def test_an_exception_becomes_a_line_and_an_exit_code(capsys, error, code, words
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+def test_an_empty_name_stands_for_nothing(tmp_path):
+    for name in ("generate", "eval"):
+        check_error(cli(name, "", "--runs-dir", tmp_path), "there is no run ''")
+        check_error(cli(name, "--engine", "", "--runs-dir", tmp_path), "engine.name")
 
 
 def test_the_traceback_is_shown_when_it_is_asked_for(capsys, monkeypatch):

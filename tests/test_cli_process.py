@@ -113,6 +113,24 @@ def test_output_that_was_closed_before_the_start_is_no_mistake(tmp_path, text, c
     assert (tmp_path / "runs" / "tiny-001" / "checkpoints" / "step-000002").is_dir()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_errors_that_nobody_can_read_do_not_end_a_command(tmp_path, text):
+    training = command("train", text, *SIZES, "--steps=2", "--quiet", "--runs-dir", tmp_path)
+    subprocess.run(training, env=environment(), check=True)
+    generate = command(
+        "generate", "--runs-dir", tmp_path, "--max-tokens=4"
+    )  # says which model on standard error
+    resume = command(
+        "train", "--resume", "tiny-001", "--steps=4", "--runs-dir", tmp_path
+    )  # and this one notices
+    for arguments, words in ((generate, ""), (resume, "finished 4 steps")):
+        line = f"{shlex.join(arguments)} 2>/dev/full"
+        result = subprocess.run(line, shell=True, env=environment(), stdout=subprocess.PIPE)
+        assert result.returncode == 0
+        assert words in result.stdout.decode("utf-8", "replace")
+        assert result.stdout
+
+
 def test_other_commands_end_quietly_when_the_reader_of_their_output_ends(tmp_path, text):
     subprocess.run(
         command("train", text, *SIZES, "--steps=2", "--quiet", "--runs-dir", tmp_path),

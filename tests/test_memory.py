@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,3 +63,15 @@ def test_unknown_memory_refuses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "available_memory", lambda: 0)
     text = write_text(tmp_path)
     assert cli("train", text, *SIZES, "--steps=1", "--runs-dir", tmp_path / "runs", "-q").code == 0
+
+
+def test_a_limit_of_address_space_is_known_before_memory_is_taken():
+    code = """
+import resource
+from posttrainllm.machine import available_memory
+before = available_memory()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+print(0 < available_memory() < 1 << 30 <= before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

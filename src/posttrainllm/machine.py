@@ -59,8 +59,8 @@ def instruction_sets() -> list[str]:
 
 
 def available_memory() -> int:
-    """Bytes of memory that can still be taken, 0 when unknown: the system's own figure, limited by the control group."""
-    limits = []
+    """Bytes of memory that can still be taken, 0 when unknown: the system's own figure, limited by control group and ``ulimit -v``."""
+    limits = _address_space()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -75,6 +75,20 @@ def available_memory() -> int:
     except (OSError, ValueError):
         pass
     return max(0, min(limits)) if limits else 0
+
+
+def _address_space() -> list[int]:
+    """What this process may still map, if that is limited. Some of it goes to libraries that are not loaded yet."""
+    try:
+        import resource  # Windows has none
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return []
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return [max(1, limit - pages * resource.getpagesize())]
+    except (ImportError, OSError, ValueError):
+        return []
 
 
 def _reclaimable() -> int:

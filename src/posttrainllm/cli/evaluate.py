@@ -41,8 +41,9 @@ def evaluate(
     from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
-    chosen = EngineConfig.model_validate({"name": engine}) if engine else None
-    model = open_model(run or newest_run(folder), runs_dir=folder, engine=chosen, batch=None)
+    chosen = None if engine is None else EngineConfig.model_validate({"name": engine})
+    name = newest_run(folder) if run is None else run
+    model = open_model(name, runs_dir=folder, engine=chosen, batch=None)
     for notice in model.checkpoint.notices:
         say(("notice: ", "yellow"), one_line(notice), error=True)
     with Ticker() as progress:

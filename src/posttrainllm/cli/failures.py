@@ -26,6 +26,9 @@ from posttrainllm.wording import in_terminal
 
 GOOD, FAILED, WRONG_USE, BROKEN_PIPE = 0, 1, 2, 141
 
+NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "failed to map segment")
+"""What libraries and the system's loader say in errors of other kinds."""
+
 
 def exit_code(command: Callable[[], object], interrupts: Interrupts | None = None) -> int:
     """Run a command and return its exit code, telling the user what went wrong.
@@ -73,11 +76,13 @@ def explain(error: Exception) -> tuple[str, str, int]:
         message += _given(error)
         message = message.replace("Input should be", "must be")
         return message[:1].lower() + message[1:], f"see {path} --help", WRONG_USE
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
         return "there is not enough memory", "use a smaller preset or --batch-size", WRONG_USE
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{where}".strip(), "", WRONG_USE
+    if isinstance(error, ImportError) and not str(error.name or "").startswith("posttrainllm"):
+        return f"a library cannot be loaded: {error}", "install it again", WRONG_USE
     return (
         f"{type(error).__name__}: {error}",
         "this is a mistake in posttrainllm; POSTTRAINLLM_TRACEBACK=1 shows where",

@@ -98,11 +98,11 @@ def generate(
     from posttrainllm.training.models import newest_run, open_model
 
     folder = runs_dir or Path(RUNS_DIR)
-    chosen = EngineConfig.model_validate({"name": engine}) if engine else None
+    chosen = None if engine is None else EngineConfig.model_validate({"name": engine})
     begun = [read_input("--prompt -") if text == "-" else text for text in prompt or ["\n"]]
     prompts = [text for text in begun for _ in range(n)]
     model = open_model(
-        run or newest_run(folder),
+        newest_run(folder) if run is None else run,
         runs_dir=folder,
         engine=chosen,
         batch=len(prompts),

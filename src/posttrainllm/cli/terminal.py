@@ -86,8 +86,14 @@ def discard_output() -> None:
 
 
 def say(*parts: Part, end: str = "\n", error: bool = False) -> None:
-    """Print one line of parts to standard output, or to standard error."""
-    stream = sys.stderr if error else sys.stdout
+    """Print one line of parts to standard output, or to standard error, which may be gone: nothing fails for want of it."""
+    if not error:
+        return _print(sys.stdout, parts, end)
+    with contextlib.suppress(OSError):
+        _print(sys.stderr, parts, end)
+
+
+def _print(stream: TextIO, parts: Iterable[Part], end: str) -> None:
     if is_terminal(stream):
         from rich.text import Text
 
