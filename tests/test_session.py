@@ -232,3 +232,12 @@ def test_a_run_that_is_being_trained_is_named_so_before_its_settings_are_compare
         resumed_trainer(run.path.name, runs_dir=tmp_path, changes={"data.batch_size": 3})
     with pytest.raises(ConfigError):
         resumed_trainer(run.path.name, runs_dir=tmp_path, changes={"data.batch_size": 3})
+
+
+def test_fewer_steps_than_were_trained_are_named_before_other_settings(tmp_path: Path) -> None:
+    flags = {**SMALL, "schedule.warmup_steps": 3}
+    new_trainer(load_config("tiny", flags=flags), runs_dir=tmp_path, name="a").train()
+    with pytest.raises(ConfigError, match="is at step 4, beyond the 2 that are wanted"):
+        resumed_trainer("a", runs_dir=tmp_path, changes={"training.steps": 2}, allow_change=True)
+    with pytest.raises(ConfigError, match="whole number"):
+        resumed_trainer("a", runs_dir=tmp_path, changes={"training.steps": 0}, allow_change=True)

@@ -136,8 +136,8 @@ class Journal:
             if (stop.requested, stop.again) != asked:
                 newest = (
                     f"the newest checkpoint is {self.saved}"
-                    if self.saved
-                    else "no checkpoint was written"
+                    if self.saved and self.saved.is_dir()
+                    else "no checkpoint is there"
                 )
                 raise TrainingError("the last state was not saved", newest)
 

@@ -134,6 +134,13 @@ def resumed_trainer(
             "put it into the folder checkpoints/ of a run, under the name that it had",
         )
     check_free(run.path)  # before its settings are compared: they may be the other process's
+    at, planned = checkpoint.state.step, checkpoint.state.config.training.steps
+    wanted = (changes or {}).get("training.steps", planned)
+    if isinstance(wanted, int) and 0 < wanted < at:  # before other settings are held against it
+        raise ConfigError(
+            f"run {run.name} is at step {at}, beyond the {wanted} that are wanted",
+            worded("give it more: {it}", it=resuming(run.path, 2 * at)),
+        )
     config = changed(
         checkpoint.state.config,
         _with_warmup(checkpoint.state, changes or {}),
@@ -141,13 +148,9 @@ def resumed_trainer(
         observer=watcher,
         free=_undecided(checkpoint.state),
     )
-    at = checkpoint.state.step
-    wanted = config.training.steps
-    if at >= wanted and cut_short_at(run, config, at) is None:
+    if at == config.training.steps and cut_short_at(run, config, at) is None:
         raise ConfigError(
-            f"run {run.name} is at its last step, {at}"
-            if at == wanted
-            else f"run {run.name} is at step {at}, beyond the {wanted} that are wanted",
+            f"run {run.name} is at its last step, {at}",
             worded("give it more: {it}", it=resuming(run.path, 2 * at)),
         )
     tokenizer = folder_tokenizer(checkpoint.path, config.model.n_vocab)
