@@ -183,7 +183,7 @@ def train(
         except KeyboardInterrupt:
             display.close()
             _tell_where_it_is(trainer)
-            raise
+            raise typer.Exit(STOPPED) from None
     if outcome.stopped:
         raise typer.Exit(STOPPED)
 
@@ -256,7 +256,7 @@ def _tell_where_it_is(trainer: Trainer) -> None:
         (step_of(folder) for folder in list_checkpoints(trainer.run.checkpoints)), default=0
     )
     if saved:
-        say(f"the newest checkpoint is of step {saved:,}; go on with it:", error=True)
+        say(f"stopped; the newest checkpoint is of step {saved:,}, go on with it:", error=True)
         say(f"  {command()} train --resume {where(trainer.run.path)}", error=True)
     else:
-        say("no checkpoint was saved", error=True)
+        say("stopped; no checkpoint was saved", error=True)
