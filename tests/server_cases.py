@@ -27,8 +27,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from posttrainllm.server.serve import listen, serve
-host, site, runs, lan, patience = sys.argv[1:]
-listening = listen(host, 0)
+host, port, site, runs, lan, patience = sys.argv[1:]
+listening = listen(host, int(port))
 print(listening.getsockname()[1], flush=True)
 try:
     serve(
@@ -176,10 +176,16 @@ def running(folder: Path, **options: Any) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def served(
-    site: Path, runs: Path, *, host: str = "127.0.0.1", lan: bool = False, patience_s: float = 20
+    site: Path,
+    runs: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    lan: bool = False,
+    patience_s: float = 20,
 ) -> Iterator[Server]:
-    """A server over folders that are there."""
-    options = [host, str(site), str(runs), "lan" if lan else "-", str(patience_s)]
+    """A server over folders that are there; port 0 is any that is free."""
+    options = [host, str(port), str(site), str(runs), "lan" if lan else "-", str(patience_s)]
     command = [sys.executable, "-c", SCRIPT, *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()
@@ -191,10 +197,10 @@ def served(
     listener = threading.Thread(target=lambda: said.extend(stderr), daemon=True)
     listener.start()
     try:
-        port = process.stdout.readline().strip()
-        assert port.isdigit(), said
+        given = process.stdout.readline().strip()
+        assert given.isdigit(), said
         assert process.stdout.readline().strip() == "started", said
-        yield Server(int(port), site, runs, process)
+        yield Server(int(given), site, runs, process)
         assert process.poll() is None, f"the server ended by itself: {said}"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)

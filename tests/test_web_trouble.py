@@ -13,6 +13,7 @@ from model_cases import train_config
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
+from server_cases import served as serving
 from site_visits import Visit, built_site, chromium, playwright, served, visit
 from web_storage import unzipped
 
@@ -371,3 +372,43 @@ def test_a_page_without_https_keeps_runs_in_the_database_of_the_browser(
 def plainly(address: str) -> str:
     """The same server under a name that browsers do not trust without https."""
     return address.replace("127.0.0.1", "class.example")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["alone", "and a terminal went on"])
+def test_a_run_in_the_folder_outlives_its_server(
+    browser: Any, site: Path, tmp_path: Path, elsewhere: bool
+) -> None:
+    (tmp_path / "runs").mkdir()
+    lines = tmp_path / "runs" / "tiny-001" / "metrics.jsonl"
+    with serving(site, tmp_path / "runs") as first:
+        visitor = Visit(browser, f"{first.origin}/")
+        page = visitor.page
+        visitor.start(run_of(100_000))
+        visitor.reach(10)
+        press(visitor, "Pause")
+        page.get_by_text("paused; saved").wait_for()
+        press(visitor, "Resume")
+    at = int(page.locator("progress").get_attribute("value"))
+    visitor.reach(at + 20)
+    page.get_by_text("The playground's server does not answer").first.wait_for()
+    press(visitor, "Pause")
+    page.get_by_text("paused; saved up to step").wait_for()
+    if elsewhere:
+        with lines.open("a") as metrics:
+            metrics.write(lines.read_text() * 40)  # more than the page has waiting
+    with serving(site, tmp_path / "runs", port=first.port):
+        if elsewhere:
+            page.get_by_text("went on elsewhere while the server was away").first.wait_for()
+            assert lines.read_text().startswith('{"step": 1,')
+        else:
+            page.get_by_text(re.compile("paused; saved$")).wait_for()
+            assert page.get_by_text("does not answer").count() == 0
+            paused = int(page.locator("progress").get_attribute("value"))
+            steps = [line["step"] for line in Run(lines.parent).metrics.read()]
+            assert steps == list(range(1, paused + 1))
+            assert read_checkpoint(lines.parent).state.step == paused  # type: ignore[union-attr]
+        press(visitor, "Stop")
+        page.get_by_text("stopped; saved").wait_for()
+        assert all("Failed to load resource: net::ERR_" in one for one in visitor.complaints)
+        visitor.complaints.clear()
+        visitor.close()

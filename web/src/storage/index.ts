@@ -21,7 +21,7 @@ export { askToKeep } from "./keep.ts";
 export interface StoreOptions {
   /** The address of the files that export_web.py wrote, with a slash at its end. */
   readonly data: string | URL;
-  readonly notice?: (message: string) => void;
+  readonly notice?: (message: string, until?: "saved") => void;
 }
 
 const memory = new MemoryShelf();

@@ -29,8 +29,8 @@ export class Records {
 
   async append(records: readonly Json[]): Promise<void> {
     if (records.length === 0) return;
-    const size = (await this.#files.size(this.path)) ?? 0;
-    if (this.#end === null || this.#end > size) this.#end = (await this.#content()).lastIndexOf(NEWLINE) + 1; // it may have been cleared
+    const cleared = this.#end !== null && !this.#files.gathers && this.#end > ((await this.#files.size(this.path)) ?? 0); // under this page
+    if (this.#end === null || cleared) this.#end = (await this.#content()).lastIndexOf(NEWLINE) + 1;
     const text = utf8(records.map((record) => `${writeJson(record)}\n`).join(""));
     await this.#files.append(this.path, this.#end, text);
     this.#end += text.length;

@@ -47,7 +47,8 @@ export interface Surroundings {
   bundledText(): Promise<Bytes>;
   /** Bytes that may still be written; null when nobody knows. */
   room(): Promise<number | null>;
-  notice(message: string): void;
+  /** `until`: what makes it untrue. */
+  notice(message: string, until?: "saved"): void;
 }
 
 const FLUSH_MS = 1000;
@@ -132,7 +133,7 @@ export class RunHandle {
     } catch (error) {
       if (!this.#failing) {
         const { message, hint } = writeError(`write to run ${this.name}`, error);
-        this.#around.notice(`${message}; training goes on and keeps the lines; ${hint}`);
+        this.#around.notice(`${message}; training goes on and keeps the lines; ${hint}`, "saved");
       }
       this.#failing = true;
     }
@@ -162,7 +163,7 @@ export class RunHandle {
     if (room !== null && room < need) throw writeError(action, new DOMException("", "QuotaExceededError"), need);
     try {
       const { run_config: config } = formsOf(tables).names;
-      if ((await this.files.size(config)) === null) await this.changeSettings(this.#settings); // the storage was cleared
+      if (!this.files.gathers && (await this.files.size(config)) === null) await this.changeSettings(this.#settings); // the storage was cleared
       await writeCheckpoint(this.files, tables, this.#settings, this.#corpus, state, facts);
     } catch (error) {
       if (!this.files.gathers) await this.files.remove(folder).catch(() => undefined); // half of a checkpoint takes room for nothing

@@ -38,20 +38,51 @@ export function apiOf(root: string | URL): Api {
   };
 }
 
+/** That a run is this tab's: the connection is the lock, and its token is shown with each write. */
+export interface Hold {
+  /** Null when the connection has ended. */
+  readonly token: string | null;
+  /** Takes the run, anew when the server was started again. Throws a StorageError when it is somebody else's. */
+  take(): Promise<void>;
+  release(): void;
+}
+
 export class ServerFiles implements Files {
   readonly gathers = true;
   readonly #api: Api;
   readonly #run: string;
-  /** Shown with each write while this tab holds the run. */
-  token: string | null = null;
+  /** Null while the run is only read. */
+  hold: Hold | null = null;
+  #taking: Promise<void> | null = null;
+  /** Where files that were appended to end, at least and at most: an answer may have been lost. */
+  readonly #ends = new Map<string, readonly [number, number]>();
 
   constructor(api: Api, run: string) {
     this.#api = api;
     this.#run = `runs/${encodeURIComponent(run)}`;
   }
 
-  get #held(): Record<string, string> {
-    return this.token === null ? {} : { "X-Hold": this.token };
+  /** The header that lets a write in. */
+  async #held(): Promise<Record<string, string>> {
+    const { hold } = this;
+    if (hold === null) return {};
+    if (hold.token === null) await (this.#taking ??= this.#takeAgain(hold).finally(() => (this.#taking = null)));
+    return { "X-Hold": hold.token ?? "" };
+  }
+
+  /** Nobody watched the run while the server was away: what was written elsewhere must not be written over. */
+  async #takeAgain(hold: Hold): Promise<void> {
+    await hold.take();
+    try {
+      for (const [path, [least, most]] of this.#ends) {
+        const size = (await this.size(path)) ?? 0;
+        if (size >= least && size <= most) continue;
+        throw new StorageError(`${decodeURIComponent(this.#run)} went on elsewhere while the server was away`, "stop here, and go on from what is saved there");
+      }
+    } catch (error) {
+      hold.release();
+      throw error;
+    }
   }
 
   #file(path: string): string {
@@ -83,16 +114,20 @@ export class ServerFiles implements Files {
   async write(path: string, content: Chunks): Promise<void> {
     const pieces: Bytes[] = [];
     for await (const piece of content) pieces.push(piece);
-    await this.#api.ask("PUT", this.#file(path), new Blob(pieces), this.#held);
+    await this.#api.ask("PUT", this.#file(path), new Blob(pieces), await this.#held());
   }
 
   async append(path: string, at: number, content: Bytes): Promise<void> {
-    await this.#api.ask("PATCH", this.#file(path), content, { ...this.#held, "X-Offset": String(at) });
+    const held = await this.#held();
+    const end = at + content.length;
+    this.#ends.set(path, [at, Math.max(end, this.#ends.get(path)?.[1] ?? 0)]);
+    await this.#api.ask("PATCH", this.#file(path), content, { ...held, "X-Offset": String(at) });
+    this.#ends.set(path, [end, end]);
   }
 
   /** A file of a checkpoint stays: what is written next replaces the whole folder. */
   async remove(path: string): Promise<void> {
     if (path.startsWith("checkpoints/") && path.split("/").length > 2) return;
-    await this.#api.ask("DELETE", this.#file(path), undefined, this.#held);
+    await this.#api.ask("DELETE", this.#file(path), undefined, await this.#held());
   }
 }

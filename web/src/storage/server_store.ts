@@ -15,7 +15,7 @@ import type { RunStore, RunText, Undo, Usage } from "./run_store.ts";
 import type { RunSummary } from "./run_summary.ts";
 import { runFiles, unpackRun } from "./run_zip.ts";
 import { ServerFiles } from "./server_files.ts";
-import type { Api } from "./server_files.ts";
+import type { Api, Hold } from "./server_files.ts";
 import { utf8 } from "./text_forms.ts";
 import { zipOf } from "./zip_write.ts";
 
@@ -135,36 +135,15 @@ export class ServerStore implements RunStore {
     return newest === undefined ? null : (await readState(files, newest, this.#around.tables)).corpus;
   }
 
-  /** Holds a run as long as the connection stays open. */
+  /** Holds a run until it is given back; the files take it again when the server has been away. */
   async #hold(files: ServerFiles, name: string): Promise<() => void> {
-    const cut = new AbortController();
-    const response = await fetch(new URL(`api/runs/${encodeURIComponent(name)}/hold`, this.#root), { signal: cut.signal, cache: "no-store" });
-    if (!response.ok || response.body === null) {
-      const told = await response.json().catch(() => ({})) as { error?: string; hint?: string };
-      throw new StorageError(told.error ?? `run ${name} cannot be opened: the server says ${response.status}`, told.hint ?? "");
-    }
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let told = "";
-    while (!told.includes("\n\n")) {
-      const { done, value } = await reader.read();
-      if (done) throw new StorageError(`run ${name} cannot be opened: the server hung up`);
-      told += value;
-    }
-    files.token = (JSON.parse(/^data: (.*)$/m.exec(told)?.[1] ?? "{}") as { token?: string }).token ?? null;
-    void this.#keep(reader);
+    const hold = new ServerHold(new URL(`api/runs/${encodeURIComponent(name)}/hold`, this.#root), name);
+    await hold.take();
+    files.hold = hold;
     return () => {
-      files.token = null;
-      cut.abort();
+      files.hold = null;
+      hold.release();
     };
-  }
-
-  /** Reads the connection so that it stays open. */
-  async #keep(reader: ReadableStreamDefaultReader<string>): Promise<void> {
-    try {
-      while (!(await reader.read()).done);
-    } catch {
-      // the run was given back, or the server ended: the next write says so
-    }
   }
 
   async rename(name: string, to: string): Promise<void> {
@@ -208,5 +187,56 @@ export class ServerStore implements RunStore {
       await this.#api.ask("DELETE", `runs/${encodeURIComponent(called)}`).catch(() => undefined);
       throw writeError(`open ${wanted}`, error);
     }
+  }
+}
+
+class ServerHold implements Hold {
+  readonly #address: URL;
+  readonly #name: string;
+  #connection = new AbortController();
+  #token: string | null = null;
+
+  constructor(address: URL, name: string) {
+    this.#address = address;
+    this.#name = name;
+  }
+
+  get token(): string | null {
+    return this.#token;
+  }
+
+  async take(): Promise<void> {
+    const connection = (this.#connection = new AbortController());
+    const response = await fetch(this.#address, { signal: connection.signal, cache: "no-store" }).catch(() => null);
+    if (response === null) throw new StorageError("the playground's server does not answer", "is `posttrainllm play` still running? nothing is lost here");
+    if (!response.ok || response.body === null) {
+      const told = await response.json().catch(() => ({})) as { error?: string; hint?: string };
+      const gone = response.status === 404 ? "when it was deleted, bring it back on the Runs page" : "";
+      throw new StorageError(told.error ?? `run ${this.#name} cannot be opened: the server says ${response.status}`, told.hint || gone);
+    }
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let told = "";
+    while (!told.includes("\n\n")) {
+      const { done, value } = await reader.read();
+      if (done) throw new StorageError(`run ${this.#name} cannot be opened: the server hung up`);
+      told += value;
+    }
+    this.#token = (JSON.parse(/^data: (.*)$/m.exec(told)?.[1] ?? "{}") as { token?: string }).token ?? null;
+    void this.#keep(reader, connection);
+  }
+
+  /** Reads the connection so that it stays open; its end is the end of the hold. */
+  async #keep(reader: ReadableStreamDefaultReader<string>, connection: AbortController): Promise<void> {
+    try {
+      while (!(await reader.read()).done);
+    } catch {
+      // the run was given back, or the server ended
+    }
+    if (connection === this.#connection) this.#token = null;
+  }
+
+  release(): void {
+    this.#token = null;
+    this.#connection.abort();
   }
 }

@@ -8,7 +8,7 @@ import { Refused } from "./refusal.ts";
 const opened = new Map<StorePlace, Promise<RunStore>>();
 
 /** Throws Refused when no server keeps runs for this page. */
-export function openRuns(library: Library, place: StorePlace, notice: (message: string) => void): Promise<RunStore> {
+export function openRuns(library: Library, place: StorePlace, notice: (message: string, until?: "saved") => void): Promise<RunStore> {
   let store = opened.get(place);
   if (store === undefined) {
     store = library.tables().then(async (tables) => {

@@ -14,7 +14,7 @@ import { openRuns } from "./runs.ts";
 import { Writer } from "./writer.ts";
 
 const post = (message: FromWorker): void => self.postMessage(message);
-const notice = (message: string): void => post({ kind: "notice", message });
+const notice = (message: string, until?: "saved"): void => post({ kind: "notice", message, ...(until && { until }) });
 
 /** A run that the page asked for: what it wants of it while it is being opened, and its job from then on. */
 interface Turn {
@@ -120,7 +120,7 @@ async function train(message: Asked, mine: Turn): Promise<void> {
   let engine: Engine | null = null;
   try {
     const first = (await run?.latest()) ?? null;
-    first?.notices.forEach(notice);
+    first?.notices.forEach((one) => notice(one));
     const wanted = run?.settings ?? (message.kind === "train" ? message.settings : {});
     const text = run === null ? textOf(message) : await ownText(run);
     const found = unwanted() ? null : await examine(library, wanted, text, message.engine, () => !unwanted());

@@ -6,6 +6,7 @@ import { check, parse, settingsOf, takes } from "../../worker/settings.ts";
 import type { Changes, Value, Wrong } from "../../worker/settings.ts";
 import { siteOf } from "../../worker/site.ts";
 import type { Settings } from "../../runtime/tables.ts";
+import { places } from "./places.svelte.ts";
 import type { Wish } from "./session.svelte.ts";
 
 const ENGINES: readonly EngineChoice[] = ["auto", "webgpu", "wasm"];
@@ -16,11 +17,20 @@ class Choices {
   changes = $state.raw<Changes>({});
   text = $state.raw<TextSource>({ kind: "bundled" });
   engine = $state<EngineChoice>("auto");
-  place = $state<StorePlace>("tab");
+  #place = $state<StorePlace | null>(null);
   /** What a link asked for and was not taken. */
   rejected = $state.raw<readonly string[]>([]);
   /** Whether a person, or a link, chose the preset. */
   decided = $state(false);
+
+  /** Where the run is kept: as was chosen, else in the folder that is served, once it is known that one is. */
+  get place(): StorePlace {
+    return this.#place ?? (places.server === null ? "tab" : "server");
+  }
+
+  set place(chosen: StorePlace) {
+    this.#place = chosen;
+  }
 
   settings(tables: Tables): Settings {
     return settingsOf(tables, this.preset, this.changes);

@@ -8,14 +8,16 @@ class Places {
   server = $state.raw<RunStore | null>(null);
   #asked: Promise<void> | null = null;
 
-  /** Asks once; the storage's code is loaded for it. */
+  /** Asks once, unless the storage's code did not come; then there are no places, and the next one asks again. */
   open(tables: Tables): Promise<void> {
-    this.#asked ??= (async () => {
+    const asked = (this.#asked ??= (async () => {
       const { openServerStore, openTabStore } = await import("../../storage/index.ts");
       const options = { data: dataUrl() };
       [this.tab, this.server] = await Promise.all([openTabStore(tables, options), openServerStore(tables, options)]);
-    })();
-    return this.#asked;
+    })());
+    return asked.catch(() => {
+      this.#asked = null;
+    });
   }
 }
 
