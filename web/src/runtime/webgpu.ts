@@ -20,7 +20,6 @@ import type { Recording } from "./webgpu_recorder.ts";
 import { LOSS_AT, Results } from "./webgpu_results.ts";
 
 export { describeAdapter } from "./webgpu_adapter.ts";
-export type { AdapterReport } from "./webgpu_adapter.ts";
 export { GpuDevice } from "./webgpu_device.ts";
 
 export interface WebGPUOptions extends AdapterOptions {

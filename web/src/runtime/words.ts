@@ -18,7 +18,7 @@ export function fill(sentence: string, values: Values): string {
 }
 
 /** A number with so many digits behind the point. */
-export function decimal(value: number, digits: number, grouped = false): string {
+function decimal(value: number, digits: number, grouped = false): string {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   return value.toLocaleString("en-US", {
     minimumFractionDigits: digits,

@@ -8,7 +8,7 @@ import type { Settings } from "../runtime/tables.ts";
 import { checkpointFolders, identityOf, readState } from "./checkpoint.ts";
 import type { CorpusIdentity } from "./checkpoint.ts";
 import { fromToml, presetOf, toToml } from "./config.ts";
-import { showBytes, StorageError, writeError } from "./errors.ts";
+import { StorageError, writeError } from "./errors.ts";
 import type { Bytes, Files, Shelf } from "./files.ts";
 import { formsOf } from "./forms.ts";
 import { askToKeep } from "./keep.ts";
@@ -300,7 +300,3 @@ export async function roomInBrowser(): Promise<number | null> {
   const found = await storage?.estimate?.().catch(() => undefined);
   return found?.quota === undefined || found.usage === undefined ? null : found.quota - found.usage;
 }
-
-export const roomText = ({ bytes, quota }: Usage): string =>
-  quota === null ? `${showBytes(bytes)} used` : `${showBytes(bytes)} of ${showBytes(quota)} used`;
-

@@ -4,7 +4,7 @@ import { Desk } from "../site/desk.ts";
 import { LetterMaker, tailStart } from "./letters.ts";
 import type { Letter } from "./letters.ts";
 
-export interface Wish {
+interface Wish {
   readonly model: ModelSource;
   readonly prompt: string;
   readonly sampling: SamplingChoice;
@@ -19,7 +19,7 @@ const LETTERS_A_SECOND = 140; // so that it can be read along
 const PROMPT_SHOWN = 2000; // tokens at its end that become letters, of a prompt that may be a book
 const CATCH_UP_S = 2; // at most so far behind the model
 
-export class Writing {
+class Writing {
   letters = $state.raw<readonly Letter[]>([]);
   /** How many of the letters are shown. */
   shown = $state(0);
