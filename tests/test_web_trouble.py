@@ -412,3 +412,28 @@ def test_a_run_in_the_folder_outlives_its_server(
         assert all("Failed to load resource: net::ERR_" in one for one in visitor.complaints)
         visitor.complaints.clear()
         visitor.close()
+
+
+def test_lines_that_are_no_metrics_are_left_out_of_a_run(visitor: Visit) -> None:
+    page = visitor.page
+    visitor.start(run_of(3))
+    visitor.finish()
+    page.get_by_role("button", name="2 min more").wait_for()
+    page.goto(visitor.address + "runs/")
+    page.evaluate(SPOIL)
+    page.reload()
+    press(visitor, "Train it further")
+    visitor.finish()
+    assert page.locator("h1").inner_text() == "tiny-001"
+
+
+SPOIL = """async () => {
+  const run = await (await (await navigator.storage.getDirectory()).getDirectoryHandle("runs")).getDirectoryHandle("tiny-001");
+  for (const [name, line] of [["metrics", '{"step": 3, "loss": {"a": 1}, "lr": []}'], ["samples", '{"step": 3, "prompt": 5}']]) {
+    const file = await run.getFileHandle(`${name}.jsonl`, { create: true });
+    const stream = await file.createWritable({ keepExistingData: true });
+    await stream.seek((await file.getFile()).size);
+    await stream.write(`${line}\n`);
+    await stream.close();
+  }
+}"""

@@ -33,7 +33,7 @@ export const DAMAGED = "the file is damaged: take another one, or copy it again"
 export function show(value: unknown): string {
   let text: string | undefined;
   try {
-    text = JSON.stringify(value);
+    text = typeof value === "number" ? String(value) : JSON.stringify(value); // JSON has no infinity
   } catch {
     // a BigInt or a cycle
   }

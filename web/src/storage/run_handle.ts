@@ -88,11 +88,11 @@ export class RunHandle {
   }
 
   async metrics(): Promise<MetricLine[]> {
-    return (await this.#metrics.read()) as unknown as MetricLine[];
+    return (await this.#metrics.read()).flatMap(metricsOf);
   }
 
   async samples(): Promise<SampleLine[]> {
-    return (await this.#samples.read()) as unknown as SampleLine[];
+    return (await this.#samples.read()).flatMap(sampleOf);
   }
 
   /** Adds lines; they are written within a second, and before each checkpoint. */
@@ -264,4 +264,20 @@ export class RunHandle {
     clearTimeout(this.#timer);
     this.#release();
   }
+}
+
+/** A line from a file, of this page or from elsewhere; none where it says no step and loss. */
+function metricsOf(record: Json): MetricLine[] {
+  const value = (key: string): number | null => (Number.isFinite(record[key]) ? (record[key] as number) : null);
+  const [step, loss] = [value("step"), value("loss")];
+  if (step === null || loss === null) return [];
+  const or = (key: string): number => value(key) ?? 0;
+  return [{
+    step, loss, val_loss: value("val_loss"), lr: or("lr"), grad_norm: or("grad_norm"),
+    tokens_per_second: or("tokens_per_second"), elapsed_s: or("elapsed_s"),
+  }];
+}
+
+function sampleOf({ step, prompt, text }: Json): SampleLine[] {
+  return Number.isFinite(step) && typeof prompt === "string" && typeof text === "string" ? [{ step: step as number, prompt, text }] : [];
 }

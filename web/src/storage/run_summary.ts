@@ -44,7 +44,7 @@ export async function summaryOf(name: string, files: Files, tables: Tables, lock
   const state = folder === null ? null : await readState(files, folder, tables).catch(() => null);
   const last = await lastLine(files, "metrics.jsonl");
   const steps = settings === null ? null : Number(settings["training.steps"]);
-  const value = (key: string): number | null => (typeof last?.[key] === "number" ? last[key] : null);
+  const value = (key: string): number | null => (Number.isFinite(last?.[key]) ? (last?.[key] as number) : null);
   const finished = steps !== null && newest >= steps;
   return {
     name, bytes, modified, problem, steps, checkpoint: newest,
