@@ -40,9 +40,18 @@ function pathOf(address) {
   const scope = new URL(self.registration.scope);
   const { origin, pathname } = new URL(address);
   if (origin !== scope.origin || !pathname.startsWith(scope.pathname)) return null;
-  const path = decodeURIComponent(pathname.slice(scope.pathname.length));
-  if (path.startsWith("api/")) return null;
+  const path = plain(pathname.slice(scope.pathname.length));
+  if (path === null || path.startsWith("api/")) return null;
   return path === "" || path.endsWith("/") ? `${path}index.html` : path;
+}
+
+/** A path as files have it; null for escapes that mean nothing. */
+function plain(escaped) {
+  try {
+    return decodeURIComponent(escaped);
+  } catch {
+    return null;
+  }
 }
 
 /** The name of a file in the cache: its path and what is in it. */
