@@ -14,7 +14,7 @@ from posttrainllm.config import TrainConfig, replace
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
 from server_cases import served as serving
-from site_visits import Visit, built_site, chromium, playwright, served, visit
+from site_visits import SWIFTSHADER, Visit, built_site, chromium, playwright, served, visit
 from web_storage import unzipped
 
 SHORT = {
@@ -37,9 +37,14 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    names = "--host-resolver-rules=MAP class.example 127.0.0.1"
-    with playwright() as tools, chromium(tools, names) as opened:
+def tools() -> Iterator[Any]:
+    with playwright() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser(tools: Any) -> Iterator[Any]:
+    with chromium(tools, "--host-resolver-rules=MAP class.example 127.0.0.1") as opened:
         yield opened
 
 
@@ -436,4 +441,37 @@ SPOIL = """async () => {
     await stream.write(`${line}\n`);
     await stream.close();
   }
+}"""
+
+
+def test_a_gpu_that_does_not_come_back_ends_in_webassembly(tools: Any, address: str) -> None:
+    small = {"n_layer": 1, "n_embd": 24, "n_ctx": 16}
+    config = run_of(
+        100_000,
+        data__batch_size=4,
+        training__eval_every=0,
+        training__sample_every=0,
+        **{f"model__{key}": value for key, value in small.items()},
+    )
+    with chromium(tools, *SWIFTSHADER) as opened, visit(opened, address) as visitor:
+        page = visitor.open("train/", preset="tiny")
+        page.locator("button.start:not([disabled])").wait_for()
+        visitor.start(config, engine="webgpu")
+        training_workers(visitor)[0].evaluate(LAST_DEVICE)
+        visitor.reach(3)
+        training_workers(visitor)[0].evaluate("self.device.destroy()")
+        said = page.get_by_text("The engine was lost").inner_text()
+        assert "going on from step 0" in said
+        visitor.reach(300)
+        press(visitor, "Stop")
+        page.get_by_text("stopped; saved").wait_for()
+        assert 'name = "webgpu"' in visitor.run_file("tiny-001", "config.toml")
+
+
+LAST_DEVICE = """() => {
+  const request = GPUAdapter.prototype.requestDevice;
+  GPUAdapter.prototype.requestDevice = async function (...given) {
+    GPU.prototype.requestAdapter = async () => null;
+    return (self.device = await request.apply(this, given));
+  };
 }"""
