@@ -117,7 +117,7 @@ void forward_block(float* out, float* lse, const float* qkv, const i32* segment_
       product(band, BLOCK, q + t0 * stride, stride, 1, keys, BLOCK, t1 - t0, width, a.D, false);
       for (i64 t = t0; t < t1; t++) {
         const float shrink = softmax_row(band + (t - t0) * BLOCK, width, {segment_start[t], t, k0},
-                                         a.scale, most + t - q0, sum + t - q0);
+                                         a.scale, most + (t - q0), sum + (t - q0));
         if (j == j0 || shrink == 1.0f) continue;
         float* o = out + t * a.C;
         for_lanes(a.D,
