@@ -10,12 +10,11 @@ import { BrowserStore, roomInBrowser } from "./run_store.ts";
 import { apiOf } from "./server_files.ts";
 import { ServerStore } from "./server_store.ts";
 
-export { CorpusMissing, StorageError, showBytes } from "./errors.ts";
-export type { RunStore, RunText, Undo, Usage } from "./run_store.ts";
+export { StorageError } from "./errors.ts";
+export type { RunStore, Undo, Usage } from "./run_store.ts";
 export type { RunSummary } from "./run_summary.ts";
 export { RunHandle } from "./run_handle.ts";
-export type { Latest, MetricLine, SampleLine } from "./run_handle.ts";
-export type { CorpusIdentity, SnapshotFacts, TrainerState } from "./checkpoint.ts";
+export type { MetricLine } from "./run_handle.ts";
 export { askToKeep } from "./keep.ts";
 
 export interface StoreOptions {
