@@ -33,7 +33,7 @@ COMMANDS = {
     "generate": (["generate", "one", "--max-tokens=1000000"], 1.5),
     "inspect": (["inspect", "one", "a"], 1.0),
     "eval": (["eval", "one"], 1.5),
-    "export": (["export", "one", "out.zip", "--to", "zip"], 1.0),
+    "export": (["export", "one", "NEW", "--to", "zip"], 1.0),
     "import": (["import", "one.zip"], 1.0),
     "train": (["train", "TEXT", *SIZES, "--steps=1000000"], 1.5),
     "train-cpp": (["train", "--preset=tiny", "--steps=1000000"], 2.0),
@@ -72,7 +72,8 @@ def interrupted(
     folder: Path, arguments: list[str], seconds: float, number: int = signal.SIGINT
 ) -> tuple[int, str]:
     """Run a command, interrupt it after so many seconds; return its exit code and what it said on standard error."""
-    given = [str(folder / "beer.txt") if word == "TEXT" else word for word in arguments]
+    words = {"TEXT": str(folder / "beer.txt"), "NEW": f"{time.monotonic_ns()}.zip"}
+    given = [words.get(word, word) for word in arguments]
     process = subprocess.Popen(
         [*_python("-c", BEGINS), *given],
         cwd=folder,
