@@ -264,7 +264,7 @@ def test_what_cannot_be_started_is_one_line_each(runs):
 def test_a_rank_that_fails_says_so_for_all(runs):
     arguments = [*SIZES, "--set=model.dropout=0.1", "--parallel=fsdp", "--nproc=2"]
     result = train(runs / "beer.txt", *arguments, "--runs-dir", runs)
-    check_line(result, "no model.dropout=0.1", "or engine.parallel=ddp")
+    check_line(result, "no model.dropout=0.1", "or --parallel ddp")
 
 
 def address(port: int) -> dict[str, str]:
