@@ -186,10 +186,10 @@ class Trainer:
         if not self.step:
             raise KeyboardInterrupt  # stopped before anything was computed: there is nothing to save
         finished = self.step >= loop.steps and not self._cut_short
+        if finished:
+            self._sample()  # before the checkpoint: a run that is killed here goes on from an earlier one and writes it again
         folder = self.journal.last_checkpoint(self.engine, self._state, stop)
         self.observer.saved(self.step, folder)
-        if finished:
-            self._sample()
         outcome = Outcome(
             self.run.path,
             finished,
