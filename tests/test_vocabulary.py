@@ -20,6 +20,7 @@ from posttrainllm.text.cache import TextCache
 from posttrainllm.text.corpus import default_corpus_path
 from posttrainllm.text.tokenizer_files import load
 from posttrainllm.training.comparison import TEXTS, transformers_ids
+from posttrainllm.training.vocabulary import USUAL
 
 SHAKESPEARE = default_corpus_path().read_bytes()
 
@@ -175,3 +176,12 @@ def test_a_failing_library_is_one_line(monkeypatch):
     monkeypatch.setattr("posttrainllm.text.bpe_training._learnt", fail)
     with pytest.raises(PosttrainError, match="no vocabulary came of this text: a panic"):
         train_bpe(as_array(b"text"), 300)
+
+
+def test_the_usual_size_is_the_one_that_help_and_docstring_name(capsys):
+    assert main(["tokenizer", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert f"{USUAL:,}" in told
+    assert f"tokenizer-{USUAL}" in told
+    assert f"tokenizer-{USUAL}" in (posttrainllm.train_tokenizer.__doc__ or "")
+    assert posttrainllm.train_tokenizer().path == Path(f"tokenizer-{USUAL}")

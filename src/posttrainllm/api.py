@@ -25,7 +25,7 @@ from posttrainllm.config import (
     load_config,
 )
 from posttrainllm.errors import ConfigError, PosttrainError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.notebook.comparison import Comparison
 from posttrainllm.notebook.inspection import show_inspections
 from posttrainllm.notebook.page import run_html
@@ -215,7 +215,7 @@ def train_tokenizer(
     *,
     n_vocab: int = USUAL,
     val_fraction: float | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> NewTokenizer:
     """Make a byte-level BPE tokenizer of the training part of a text, for ``train(corpus, tokenizer=made.path)``.
 

@@ -12,6 +12,11 @@ from collections.abc import Callable
 Progress = Callable[[str, int, int], None]
 """Told of long work, often: what is counted, how many are done, and of how many; 0 when nobody knows."""
 
+
+def untold(what: str, done: int, total: int) -> None:
+    """A ``Progress`` that tells nobody."""
+
+
 TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 """Kinds of characters that change the direction of what is written after them."""
 

@@ -40,22 +40,20 @@ def tokenizer(
     """Make a byte-level BPE tokenizer of a text, for train --tokenizer."""
     import shlex
 
+    from posttrainllm.api import train_tokenizer
     from posttrainllm.cli.report import command
     from posttrainllm.cli.terminal import fields, say
     from posttrainllm.cli.ticker import Ticker
-    from posttrainllm.config import load_config
     from posttrainllm.figures import one_line, printable
     from posttrainllm.text.files import STANDARD_INPUT
-    from posttrainllm.training.vocabulary import USUAL, make_tokenizer
+    from posttrainllm.training.vocabulary import USUAL
 
-    config = load_config(flags={"data.val_fraction": val_fraction})
-    size = USUAL if n_vocab is None else n_vocab
     with Ticker() as ticker:
-        made = make_tokenizer(
-            files or (),
-            to or Path(f"tokenizer-{size}"),
-            n_vocab=size,
-            val_fraction=config.data.val_fraction,
+        made = train_tokenizer(
+            files,
+            to,
+            n_vocab=USUAL if n_vocab is None else n_vocab,
+            val_fraction=val_fraction,
             progress=ticker,
         )
     if as_json:

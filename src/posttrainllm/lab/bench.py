@@ -21,7 +21,7 @@ from posttrainllm.config import TrainConfig, load_config
 from posttrainllm.config import replace as with_settings
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError, EngineError, NonFiniteError, PosttrainError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.lab import peak_memory
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.cost import planned_bytes, step_bytes
@@ -202,7 +202,7 @@ def bench(
     *,
     repeats: int = 20,
     warmup: int = WARMUP,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> Bench:
     """Time all cells in turns. Where they do not fit into memory together, one preset after the other.
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from posttrainllm.config import TrainConfig, load_config, replace
 from posttrainllm.errors import ConfigError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.lab.bench import Bench, bench, check_repeats, make_cells
 from posttrainllm.lab.benchmark_record import Record, make_record, source_tree
 from posttrainllm.lab.decode_bench import DecodeBench, decode_bench
@@ -148,7 +148,7 @@ def run_case(
     case: Case,
     *,
     steps: int | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> CaseResult:
     """Measure a case. ``steps`` shortens its trainings, to try it out.
 

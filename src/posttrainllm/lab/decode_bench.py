@@ -22,7 +22,7 @@ import numpy as np
 import posttrainllm
 from posttrainllm.config import EngineConfig, GPTConfig, SamplingConfig, load_config
 from posttrainllm.errors import EngineError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.formats.huggingface import config_document, stored_name
 from posttrainllm.gallery import catalogue
 from posttrainllm.lab.bench import check_repeats
@@ -78,7 +78,7 @@ def decode_bench(
     *,
     tokens: int = TOKENS,
     repeats: int = 10,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> DecodeBench:
     """Time writers (engines, one with ``-int8`` or ``-recomputing`` behind it, ``transformers``) at numbers of threads (0: all).
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from posttrainllm.config import TrainConfig, changed_settings, replace
 from posttrainllm.engines.base import F32
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.runs.checkpoint_folder import list_checkpoints, step_of
 from posttrainllm.runs.folder import Run
 from posttrainllm.runs.opening import read_folder
@@ -79,7 +79,7 @@ def diagnose(
     run: Run,
     *,
     steps: int = PROBE_STEPS,
-    progress: Progress = lambda what, step, steps: None,
+    progress: Progress = untold,
 ) -> Diagnosis:
     """Look at a run and probe its learning rate.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.errors import NonFiniteError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.training.observer import Record, Silent, Start
 from posttrainllm.training.session import new_trainer
 
@@ -78,7 +78,7 @@ def train_once(
     config: TrainConfig,
     settings: Mapping[str, object],
     seed: int,
-    progress: Progress = lambda what, step, steps: None,
+    progress: Progress = untold,
 ) -> tuple[MeasuredRun, dict[str, str | int]]:
     """Train ``config`` with some settings changed; returns the figures and what the engine says of itself.
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from posttrainllm.config import TrainConfig, replace
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import ConfigError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.lab.cost import fits_float64
 from posttrainllm.lab.limits import PARITY_RATE, gradient_limit, loss_limit, update_limit
 from posttrainllm.lab.update_check import Update, one_update, update_errors
@@ -145,7 +145,7 @@ def parity(
     engines: Sequence[str],
     *,
     steps: int,
-    progress: Progress = lambda engine, step, steps: None,
+    progress: Progress = untold,
 ) -> Parity:
     """Train ``steps`` steps on every engine and compare.
 
@@ -187,7 +187,7 @@ def trace(
     corpus: Corpus,
     engine: str,
     steps: int,
-    progress: Progress = lambda engine, step, steps: None,
+    progress: Progress = untold,
     *,
     float64: bool = False,
     after: Update | None = None,

@@ -14,7 +14,7 @@ from itertools import product
 
 from posttrainllm.config import TrainConfig, given_settings, replace
 from posttrainllm.errors import ConfigError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.lab.benchmark_record import Record, make_record
 from posttrainllm.lab.measured_run import PLAIN, MeasuredRun, train_once
 
@@ -98,7 +98,7 @@ def sweep(
     config: TrainConfig,
     axes: Mapping[str, Sequence[object]],
     seeds: Iterable[int] = (1,),
-    progress: Progress = lambda what, step, steps: None,
+    progress: Progress = untold,
 ) -> Sweep:
     """Train every combination of the axes' values with every seed.
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from posttrainllm.config import TrainConfig, replace, to_toml
 from posttrainllm.errors import CheckpointError, TrainingError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.formats.huggingface import WEIGHTS_FILE
 from posttrainllm.formats.untrusted import plain_file, read_object
 from posttrainllm.lab.trial import COUNT_FILE, STEPS_FILE, Life
@@ -88,7 +88,7 @@ def verify_resume(
     kills: int = 3,
     seed: int = 1,
     folder: Path | None = None,
-    progress: Progress = lambda what, done, kills: None,
+    progress: Progress = untold,
 ) -> VerifyResume:
     """Compare an undisturbed run with killed ones in a temporary folder, or in ``folder``.
 
@@ -172,7 +172,7 @@ def kill_and_resume(
     problems: list[str],
     operations: int,
     rng: random.Random,
-    progress: Progress = lambda what, done, kills: None,
+    progress: Progress = untold,
 ) -> None:
     """Take a run to its end, through kills until ``done`` holds ``kills`` of them; it may end before.
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import ConfigError, PosttrainError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.text.bpe import END_OF_TEXT, MAX_TOKENS, BPETokenizer
 from posttrainllm.text.cache import encodable_pieces
 from posttrainllm.text.tokenizer import bpe_model, byte_level, document
@@ -36,7 +36,7 @@ FED_AT_ONCE = 1 << 16  # characters: the library takes 256 such pieces at a time
 def train_bpe(
     text: npt.NDArray[np.uint8],
     n_vocab: int,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> BPETokenizer:
     """Return a tokenizer of ``n_vocab`` tokens; fewer when the text has not so many frequent pairs.
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import CorpusError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.machine import available_threads
 from posttrainllm.text.files import TextFile
 from posttrainllm.text.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class TextCache:
         text: npt.NDArray[np.uint8],
         tokenizer: Tokenizer,
         name: str,
-        progress: Progress = lambda what, done, total: None,
+        progress: Progress = untold,
     ) -> npt.NDArray[Any]:
         """Return the ids (n,) of a text, mapped from the cache, encoded first if need be.
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrainllm.errors import CorpusError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.storage import default_cache_dir
 from posttrainllm.text.cache import Facts, TextCache, map_file
 from posttrainllm.text.datasets import shakespeare_path
@@ -155,7 +155,7 @@ def open_corpus(
     cache_dir: Path | None = None,
     sha256: str | None = None,
     allow_binary: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> Corpus:
     """Open text files as one corpus.
 

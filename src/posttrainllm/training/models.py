@@ -27,7 +27,7 @@ from posttrainllm.config import (
 from posttrainllm.engine_settings import check_abilities
 from posttrainllm.engines.base import Engine
 from posttrainllm.errors import CheckpointError, ConfigError, CorpusError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.formats.quantised import Quantised, read_quantised
 from posttrainllm.gallery import catalogue
 from posttrainllm.gallery.catalogue import PREFIX, Card
@@ -108,7 +108,7 @@ class Model:
         *,
         windows: int | None = None,
         samples: int | None = None,
-        progress: Progress = lambda what, done, total: None,
+        progress: Progress = untold,
     ) -> Measured:
         """Evaluate on the validation part of the run's text, or of another, and judge what the model writes.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from posttrainllm.config import SETTINGS, TrainConfig, fitting_warmup, replace, settings_of
 from posttrainllm.engines.base import F32
 from posttrainllm.errors import CheckpointError, ConfigError
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.runs.checkpoint import list_checkpoints, read_checkpoint
 from posttrainllm.runs.folder import CONFIG_FILE, create_run, resolve_run, resuming
 from posttrainllm.runs.folder import Run as RunFolder
@@ -56,7 +56,7 @@ def corpus_of(
     identity: CorpusIdentity | None = None,
     run: RunFolder | None = None,
     tokenizer: Tokenizer | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> Corpus:
     """The text of a configuration as tokens (bytes unless given), long enough for its context.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrainllm.figures import Progress
+from posttrainllm.figures import Progress, untold
 from posttrainllm.storage import sync_folder
 from posttrainllm.text.bpe import BPETokenizer
 from posttrainllm.text.bpe_training import train_bpe
@@ -69,7 +69,7 @@ def make_tokenizer(
     *,
     n_vocab: int = USUAL,
     val_fraction: float,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> NewTokenizer:
     """Learn a byte-level BPE vocabulary from the training part of a text and write it into the new folder ``place``.
 
