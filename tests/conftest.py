@@ -1,11 +1,11 @@
-"""What every test shares: the ``require`` fixture, hypothesis without deadlines, one thread a worker, and
-Triton without a card.
+"""What every test shares: the ``require`` fixture, the built site and a browser in front of it, hypothesis without
+deadlines, one thread a worker, and Triton without a card.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +33,50 @@ hypothesis.settings.load_profile("posttrainllm")
 def require() -> Callable[[str], Any]:
     """``require("torch")``: the module, or a skip with the command that installs it."""
     return needs.require
+
+
+# ---- the built site; what these need is imported by the tests that ask for them ----------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    from site_visits import built_site
+
+    return built_site(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    from browser import served
+
+    with served(site) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[Any]:
+    """Playwright."""
+    from site_visits import playwright
+
+    with playwright() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser(tools: Any) -> Iterator[Any]:
+    """A Chromium without a GPU."""
+    from site_visits import chromium
+
+    with chromium(tools) as opened:
+        yield opened
+
+
+@pytest.fixture
+def visitor(browser: Any, address: str) -> Iterator[Any]:
+    """A page of the site, in a context of its own."""
+    from site_visits import visit
+
+    with visit(browser, address) as opened:
+        yield opened

@@ -15,14 +15,22 @@ from typing import Any
 import pytest
 
 from browser import served
+from model_cases import train_config
 from needs import missing, require
 from op_vectors import save_for_page
-from posttrainllm.config import changed_settings
+from posttrainllm.config import changed_settings, replace
 from posttrainllm.sections import TrainConfig
 from web import WEB, assets, node_path
 
 SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 PATIENCE_MS = 120_000  # for machines that do much else
+BRIEF = {
+    "training.eval_windows": 4,
+    "training.final_windows": 8,
+    "training.verdict_samples": 1,
+    "training.sample_tokens": 8,
+}
+"""Settings of a run whose end takes no time."""
 
 
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -176,3 +184,21 @@ READ = """async ([run, file]) => {
 }"""
 
 __all__ = ["SWIFTSHADER", "Visit", "built_site", "chromium", "playwright", "served", "visit"]
+
+
+def run_of(steps: int, **changes: object) -> TrainConfig:
+    """A tiny run; ``changes`` with two underscores for the dot of a setting's name."""
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return replace(
+        train_config("tiny"),
+        {**BRIEF, "training.steps": steps, "schedule.warmup_steps": 1, **given},
+    )
+
+
+def press(visitor: Visit, name: str) -> None:
+    visitor.page.get_by_role("button", name=name, exact=True).click()
+
+
+def training_workers(visitor: Visit) -> list[Any]:
+    """Those that train or examine; the others are their threads."""
+    return [worker for worker in visitor.page.workers if "/worker-" in worker.url]

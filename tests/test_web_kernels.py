@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,11 @@ from op_vectors import page_cases
 from posttrainllm.kernels.build_wasm import WASM
 from posttrainllm.lab.limits import loss_limit
 from posttrainllm.ops import OPS
-from site_visits import SWIFTSHADER, Visit, built_site, chromium, playwright, served, visit
+from site_visits import SWIFTSHADER, Visit, chromium, served, visit
 from tolerances import LIMITS
 from web import WEB
 
 BUILDS = [name for name in WASM.processors if name != "control"]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[Any]:
-    with playwright() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser(tools: Any) -> Iterator[Any]:
-    """One without a GPU."""
-    with chromium(tools) as opened:
-        yield opened
 
 
 def checked(visitor: Visit, folder: Path, **asked: object) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from posttrainllm.config import changed_settings, replace
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
 from server_cases import served as serving
-from site_visits import Visit, built_site, chromium, playwright, served, visit
+from site_visits import Visit, visit
 from web import WEB
 from web_storage import HALF, STEPS, python_run, unzipped, zipped
 
@@ -28,29 +27,6 @@ SHORT = {
     "training.sample_every": 0,
 }
 ROOM = "navigator.storage.estimate().then((found) => found.usage)"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    with served(site) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright() as tools, chromium(tools) as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Any, address: str) -> Iterator[Visit]:
-    with visit(browser, address) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import gzip
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,12 @@ import pytest
 
 from posttrainllm.gallery.catalogue import FOLDER, Card
 from posttrainllm.training.models import open_model
-from site_visits import Visit, built_site, chromium, playwright, served, visit
+from site_visits import Visit, served, visit
 from web import WEB
 
 FIRST_VIEW_BYTES = 200_000  # of JavaScript, gzipped
 PAGES = ("", "train/", "runs/", "about/", "kernels/")
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with served(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright() as tools, chromium(tools) as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Any, address: str) -> Iterator[Visit]:
-    with visit(browser, address) as opened:
-        yield opened
 
 
 def written(page: Any) -> str:
@@ -52,7 +28,7 @@ def written(page: Any) -> str:
     return found
 
 
-def test_the_first_page_writes_what_the_terminal_writes(visitor: Visit, folder: Path) -> None:
+def test_the_first_page_writes_what_the_terminal_writes(visitor: Visit, site: Path) -> None:
     card = Card.read(FOLDER / "shakespeare-small.json").sample
     page = visitor.open()
     text = written(page)
@@ -271,9 +247,9 @@ def test_the_first_view_needs_little_javascript(visitor: Visit) -> None:
     assert sum(sizes.values()) < FIRST_VIEW_BYTES, sizes
 
 
-def test_the_site_works_below_a_path(browser: Any, folder: Path, tmp_path: Path) -> None:
+def test_the_site_works_below_a_path(browser: Any, site: Path, tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
-    (tmp_path / "some" / "path").symlink_to(folder)
+    (tmp_path / "some" / "path").symlink_to(site)
     with served(tmp_path) as root, visit(browser, root + "some/path/") as visitor:
         page = visitor.open()
         written(page)
@@ -282,13 +258,13 @@ def test_the_site_works_below_a_path(browser: Any, folder: Path, tmp_path: Path)
         assert page.url == root + "some/path/train/"
 
 
-def test_every_scoped_style_is_in_the_build(folder: Path) -> None:
+def test_every_scoped_style_is_in_the_build(site: Path) -> None:
     """Astro's server build drops the styles of a component behind a condition that it thinks is constant."""
     named = {
         suffix: set(
             re.findall(
                 r"svelte-[a-z0-9]{5,7}\b",
-                "".join(path.read_text() for path in (folder / "_astro").glob(f"*.{suffix}")),
+                "".join(path.read_text() for path in (site / "_astro").glob(f"*.{suffix}")),
             )
         )
         for suffix in ("js", "css")
@@ -329,11 +305,11 @@ def test_the_first_seconds(browser: Any, address: str) -> None:
 
 
 def test_the_page_for_a_wrong_address_leads_back_from_any_depth_and_below_any_path(
-    browser: Any, folder: Path
+    browser: Any, site: Path
 ) -> None:
-    missing = (folder / "404.html").read_text(encoding="utf-8")
+    missing = (site / "404.html").read_text(encoding="utf-8")
     page = browser.new_page()
-    for served_at, root in ((folder, ""), (folder.parent, f"{folder.name}/")):
+    for served_at, root in ((site, ""), (site.parent, f"{site.name}/")):
         with served(served_at) as host:
             page.route(
                 "**/nothing/**",

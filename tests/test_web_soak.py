@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from model_cases import train_config
 from posttrainllm.config import TrainConfig, replace
-from site_visits import SWIFTSHADER, Visit, built_site, chromium, playwright, served, visit
+from site_visits import SWIFTSHADER, Visit, chromium, visit
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +29,6 @@ new PerformanceObserver((list) => {
   }
 }).observe({ type: "event", durationThreshold: 16, buffered: true });
 """
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(built_site(tmp_path_factory)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[Any]:
-    with playwright() as opened:
-        yield opened
 
 
 def soak(visitor: Visit, config: TrainConfig, engine: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.golden.make_golden import golden_config
 
 from model_cases import train_config
 from posttrainllm.config import TrainConfig, replace
-from site_visits import SWIFTSHADER, Visit, built_site, chromium, playwright, served, visit
+from site_visits import SWIFTSHADER, Visit, chromium, visit
 from tolerances import LOSS_TO_STEP_10, LOSS_TO_STEP_200
 from web_jobs import GOLDEN
 
@@ -34,30 +33,6 @@ SMALL_GPU = {  # what a software GPU computes in seconds
     "training.sample_every": 0,
     "schedule.warmup_steps": 3,
 }
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(built_site(tmp_path_factory)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[Any]:
-    with playwright() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def browser(tools: Any) -> Iterator[Any]:
-    with chromium(tools) as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Any, address: str) -> Iterator[Visit]:
-    with visit(browser, address) as opened:
-        yield opened
 
 
 def short_run() -> TrainConfig:

@@ -3,72 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from model_cases import train_config
-from posttrainllm.config import TrainConfig, replace
 from posttrainllm.runs.checkpoint import read_checkpoint
 from posttrainllm.runs.folder import Run
 from server_cases import served as serving
-from site_visits import Visit, built_site, chromium, playwright, served, visit
-
-SHORT = {
-    "training.eval_windows": 4,
-    "training.final_windows": 8,
-    "training.verdict_samples": 1,
-    "training.sample_tokens": 8,
-}
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    with served(site) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[Any]:
-    with playwright() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def browser(tools: Any) -> Iterator[Any]:
-    with chromium(tools) as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Any, address: str) -> Iterator[Visit]:
-    with visit(browser, address) as opened:
-        yield opened
-
-
-def run_of(steps: int, **changes: object) -> TrainConfig:
-    """A tiny run; ``changes`` with two underscores for the dot of a setting's name."""
-    given = {key.replace("__", "."): value for key, value in changes.items()}
-    return replace(
-        train_config("tiny"),
-        {**SHORT, "training.steps": steps, "schedule.warmup_steps": 1, **given},
-    )
-
-
-def press(visitor: Visit, name: str) -> None:
-    visitor.page.get_by_role("button", name=name, exact=True).click()
-
-
-def training_workers(visitor: Visit) -> list[Any]:
-    """Those that train or examine; the others are their threads."""
-    return [worker for worker in visitor.page.workers if "/worker-" in worker.url]
+from site_visits import (
+    Visit,
+    press,
+    run_of,
+    training_workers,
+)
 
 
 def clear_storage(visitor: Visit) -> None:
