@@ -45,6 +45,7 @@ def tokenizer(
     from posttrainllm.cli.terminal import fields, say
     from posttrainllm.cli.ticker import Ticker
     from posttrainllm.figures import one_line, printable
+    from posttrainllm.text.bpe_training import SMALLEST
     from posttrainllm.text.files import STANDARD_INPUT
     from posttrainllm.training.vocabulary import USUAL
 
@@ -78,7 +79,7 @@ def tokenizer(
             ),
             (
                 "vocabulary",
-                f"{made.n_vocab:,} tokens: 256 bytes, {made.n_vocab - 257:,} joined, <|endoftext|>",
+                f"{made.n_vocab:,} tokens: 256 bytes, {made.n_vocab - SMALLEST:,} joined, <|endoftext|>",
             ),
             ("a token", f"{made.bytes_per_token:.2f} bytes, on the {part} part"),
             ("folder", one_line(str(made.path))),

@@ -21,7 +21,7 @@ from posttrainllm.errors import ConfigError, PosttrainError
 from posttrainllm.figures import Progress, untold
 from posttrainllm.text.bpe import END_OF_TEXT, MAX_TOKENS, BPETokenizer
 from posttrainllm.text.cache import encodable_pieces
-from posttrainllm.text.tokenizer import bpe_model, byte_level, document
+from posttrainllm.text.tokenizer import bpe_model, byte_level, document, special_token
 
 SMALLEST = 256 + 1
 """Tokens of the smallest vocabulary: the bytes and <|endoftext|>."""
@@ -111,7 +111,6 @@ def _description(learnt: str) -> str:
     """The tokenizer.json, in the form that stock transformers reads."""
     model = json.loads(learnt)["model"]
     level = byte_level(use_regex=True)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    end = {"id": len(model["vocab"]), "content": END_OF_TEXT, **flags, "special": True}
+    end = special_token(len(model["vocab"]), END_OF_TEXT)
     whole = document(bpe_model(model["vocab"], model["merges"]), level, added=[end], decoder=level)
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"

@@ -186,6 +186,12 @@ def document(
     }
 
 
+def special_token(index: int, content: str) -> dict[str, Any]:
+    """Return an entry of a tokenizer.json's ``added_tokens``: a text that is one token wherever it stands."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": content, **flags, "special": True}
+
+
 def bpe_model(
     vocabulary: Mapping[str, int], merges: Sequence[object], *, ignore_merges: bool = False
 ) -> dict[str, Any]:

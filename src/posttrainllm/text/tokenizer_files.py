@@ -28,6 +28,7 @@ from posttrainllm.text.tokenizer import (
     byte_level,
     document,
     is_byte_level,
+    special_token,
 )
 from posttrainllm.wording import worded
 
@@ -98,9 +99,8 @@ def _from_pair(folder: Path) -> dict[str, Any]:
     config = folder / TOKENIZER_CONFIG_FILE
     settings = _object(config) if config.exists() else {}
     level = byte_level(use_regex=True, add_prefix_space=settings.get("add_prefix_space") is True)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokens = [
-        {"id": index, "content": content, **flags, "special": True}
+        special_token(index, content)
         for content, index in sorted(added.items(), key=lambda item: item[1])
     ]
     return document(bpe_model(vocabulary, merges), level, added=tokens, decoder=level)
