@@ -211,6 +211,42 @@ def test_the_command_line_starts_without_heavy_imports():
     assert not slow, f"import these inside the command that needs them: {sorted(slow)}"
 
 
+def defined_in(module: str) -> set[str]:
+    """Names at the top of a module, and the modules below it."""
+    found = {
+        name[len(module) + 1 :].partition(".")[0]
+        for name in MODULES
+        if name.startswith(f"{module}.")
+    }
+    for node in top_level(TREES[module].body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        found |= {
+            each.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        }
+    return found
+
+
+SCRIPTS = [path for folder in ("tools", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_imports_is_there(path):
+    """Scripts that no test runs, since they take hours or a card, are not left behind when a name goes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] == "posttrainllm"
+        ):
+            module = (node.module or "").partition(".")[2]
+            lacking = {alias.name for alias in node.names} - defined_in(module)
+            assert not lacking, f"{path.name}:{node.lineno}: {module} has no {sorted(lacking)}"
+
+
 def git_log(*arguments: str) -> list[str]:
     """The lines of git log, or a skip where there is no history."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():

@@ -34,7 +34,7 @@ from posttrainllm.text.corpus import Corpus, open_corpus
 from posttrainllm.text.tokenizer import ByteTokenizer
 from posttrainllm.training.engine_choice import inference_engine
 from posttrainllm.training.evaluate import Evaluation, evaluate
-from posttrainllm.training.streams import write_text
+from posttrainllm.training.streams import write_texts
 
 ROOT = Path(__file__).parent.parent
 PYTHON_TEXT = Path("build", "python.txt")
@@ -183,8 +183,8 @@ def measure(model: GPTConfig, params: dict[str, Any], corpus: Corpus, engine: st
 def sample(name: str, weights: Path, said: dict[str, Any]) -> dict[str, Any]:
     """The first seed's text that all builds of the C++ kernels agree on."""
     model = read_quantised(weights)
-    sampling = SamplingConfig.model_validate(said["sampling"])
     prompt, tokens = said["prompt"], said["tokens"]
+    sampling = SamplingConfig.model_validate({**said["sampling"], "max_tokens": tokens})
     for seed in range(1, 100):
         texts = set()
         for build in runnable_builds():
@@ -192,16 +192,10 @@ def sample(name: str, weights: Path, said: dict[str, Any]) -> dict[str, Any]:
                 model.config, EngineConfig.model_validate({"cpp_build": build, "weights": "int8"})
             )
             engine.load(model.params)
-            pieces = write_text(
-                engine,
-                model.config.n_ctx,
-                ByteTokenizer(),
-                prompt,
-                sampling,
-                seed=seed,
-                max_tokens=tokens,
+            pieces = write_texts(
+                engine, model.config.n_ctx, ByteTokenizer(), [prompt], sampling, seeds=[seed]
             )
-            texts.add("".join(pieces))
+            texts.add("".join(piece.text for piece in pieces))
             engine.close()
         if len(texts) == 1:
             command = f"posttrainllm generate {name} --prompt {json.dumps(prompt)}"
