@@ -37,7 +37,7 @@ SMALL_GPU = {  # what a software GPU computes in seconds
 
 def short_run() -> TrainConfig:
     """A run of some seconds, with a short end."""
-    return replace(train_config("tiny"), {**SHORT, "training.steps": 400})
+    return replace(train_config("tiny"), {**SHORT, "training.steps": 999})
 
 
 @pytest.fixture(scope="module")

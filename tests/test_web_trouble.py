@@ -70,7 +70,7 @@ def test_impatient_hands_start_one_run_and_lose_nothing(visitor: Visit) -> None:
     page.evaluate(CLICK, ["Start training", 3])
     visitor.reach(5)
     page.evaluate(CLICK, ["Pause|Resume", 51])
-    page.get_by_text("paused; saved").wait_for()
+    page.wait_for_function(PAUSED)  # whichever of the two was clicked last
     page.evaluate(CLICK, ["Stop", 3])
     page.get_by_text("stopped; saved").wait_for()
     at = int(page.locator("progress").get_attribute("value"))
@@ -91,6 +91,11 @@ CLICK = """async ([names, times]) => {
     found?.click();
     if (names.includes("|")) await new Promise((later) => setTimeout(later, n % 5 * 4));
   }
+}"""
+
+PAUSED = """() => {
+  [...document.querySelectorAll("button")].find((one) => one.innerText === "Pause" && !one.disabled)?.click();
+  return document.querySelector("main").innerText.includes("paused; saved");
 }"""
 
 
