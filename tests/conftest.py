@@ -5,6 +5,7 @@ deadlines, one thread a worker, and Triton without a card.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ import needs
 if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+
+# Started in a script's background, the tests would hand ignored signals on to the commands that they interrupt.
+for name, usual in (
+    ("SIGINT", signal.default_int_handler),
+    ("SIGQUIT", signal.SIG_DFL),
+    ("SIGHUP", signal.SIG_DFL),
+):
+    number = getattr(signal, name, None)  # Windows has SIGINT alone
+    if number is not None and signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # Where there is no NVIDIA card, Triton's kernels run in its interpreter. Triton asks for this when it is imported, whoever does so first.
 if not Path("/dev/nvidiactl").exists():

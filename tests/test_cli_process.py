@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import Process
+
 SOURCE = Path(__file__).parent.parent / "src"
 SIZES = [
     "--preset=tiny",
@@ -51,7 +53,7 @@ def text(tmp_path):
 
 
 def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return Process(
         command(*arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -156,7 +158,7 @@ def test_output_survives_an_encoding_that_lacks_its_characters(tmp_path, text):
 
 def test_a_terminal_gets_a_live_display_that_answers_ctrl_c(tmp_path, text):
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = Process(
         command("train", text, *SIZES, ENDLESS, "--runs-dir", tmp_path),
         stdin=theirs,
         stdout=theirs,

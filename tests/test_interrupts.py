@@ -17,6 +17,7 @@ from random import Random
 import pytest
 
 from cli_cases import SIZES, train_one, write_text
+from processes import Process
 
 SOURCE = Path(__file__).parent.parent / "src"
 BEGINS = (
@@ -74,7 +75,7 @@ def interrupted(
     """Run a command, interrupt it after so many seconds; return its exit code and what it said on standard error."""
     words = {"TEXT": str(folder / "beer.txt"), "NEW": f"{time.monotonic_ns()}.zip"}
     given = [words.get(word, word) for word in arguments]
-    process = subprocess.Popen(
+    process = Process(
         [*_python("-c", BEGINS), *given],
         cwd=folder,
         env=_environment(),

@@ -218,6 +218,18 @@ def test_a_computation_that_others_have_a_part_in_is_not_cut_by_a_second_interru
     assert reached == ["the end"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), number)
+            assert not stop.requested
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def test_an_interrupt_that_nobody_counts_goes_through():
     stop = StopSignals()
     with pytest.raises(KeyboardInterrupt), stop.giving_up():

@@ -141,7 +141,7 @@ def _signals_go_to_rank_0(workers: list[Worker]) -> Iterator[list[int]]:
             workers[0].process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    kept = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
+    kept = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, hand_on) for number in kept}
     try:
         yield asked

@@ -26,7 +26,8 @@ HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 class StopSignals:
     """While this context is open, signals are counted and answered as the module says.
 
-    A closed terminal (SIGHUP) may be told twice, by the shell and by the system, and counts once; under nohup it is ignored as before.
+    A closed terminal (SIGHUP) may be told twice, by the shell and by the system, and counts once.
+    Those that whoever started the process has set to be ignored (nohup, a script's background) stay ignored.
     Outside the main thread (a notebook's worker, a test) signals stay as they are, and ``requested`` can be set by hand.
     """
 
@@ -56,11 +57,12 @@ class StopSignals:
         numbers = [signal.SIGTERM]
         if REPORT not in os.environ:  # else the process that started this one hands Ctrl-C on
             numbers.insert(0, signal.SIGINT)
-        if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+        if HANGUP is not None:
             numbers.append(HANGUP)
         for number in numbers:
-            self._before[number] = signal.getsignal(number)
-            signal.signal(number, self._handle)
+            if (before := signal.getsignal(number)) != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._handle)
 
     def __exit__(self, *error: object) -> None:
         for number in reversed(self._before):  # Ctrl-C last: it may interrupt what comes after
