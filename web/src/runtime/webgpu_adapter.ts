@@ -46,12 +46,23 @@ export interface AdapterOptions {
   readonly patience?: number;
 }
 
+/** Why there is no GPU to compute on; the message says what to do as well, for who has no choice to show. */
+class NoGpu extends EngineError {
+  readonly reason: string;
+
+  constructor(reason: string, hint = "use WebAssembly") {
+    super(`${reason}: ${hint}`);
+    this.reason = reason;
+  }
+}
+
 /** The best adapter's description, or why there is none; never throws and never waits for long. */
 export async function describeAdapter(options: AdapterOptions = {}): Promise<AdapterReport> {
   try {
     return reportOf(await findAdapter(options));
   } catch (error) {
-    return { ...NOTHING, reason: error instanceof Error ? error.message : String(error) };
+    const reason = error instanceof NoGpu ? error.reason : error instanceof Error ? error.message : String(error);
+    return { ...NOTHING, reason };
   }
 }
 
@@ -64,21 +75,19 @@ export async function findAdapter(options: AdapterOptions = {}): Promise<GPUAdap
   const gpu = options.gpu ?? (globalThis.navigator as Navigator | undefined)?.gpu;
   if (!gpu) {
     const insecure = (globalThis as { isSecureContext?: boolean }).isSecureContext === false;
-    throw new EngineError(
-      insecure
-        ? "browsers give WebGPU to https and localhost only: open the page at such an address"
-        : "this browser has no WebGPU: update it, or use WebAssembly",
-    );
+    throw insecure
+      ? new EngineError("browsers give WebGPU to https and localhost only: open the page at such an address")
+      : new NoGpu("this browser has no WebGPU", "update it, or use WebAssembly");
   }
   let timer: ReturnType<typeof setTimeout> | undefined;
   const patience = options.patience ?? PATIENCE_MS;
   const late = new Promise<never>((_, refuse) => {
-    timer = setTimeout(() => refuse(new EngineError(`no GPU answered within ${patience / 1000} s: use WebAssembly`)), patience);
+    timer = setTimeout(() => refuse(new NoGpu(`no GPU answered within ${patience / 1000} s`)), patience);
   });
   try {
     const adapter = await Promise.race([gpu.requestAdapter({ powerPreference: "high-performance" }), late]);
     if (adapter === null) {
-      throw new EngineError("WebGPU is there but gives no adapter: there is no GPU, or the browser blocks its driver; use WebAssembly");
+      throw new NoGpu("WebGPU is there but gives no adapter (there is no GPU, or the browser blocks its driver)");
     }
     return adapter;
   } finally {
@@ -117,7 +126,7 @@ function fallback(adapter: GPUAdapter): boolean {
 /** A device with the limits that its adapter has. Throws an EngineError when the adapter refuses. */
 export async function requestDevice(adapter: GPUAdapter): Promise<GPUDevice> {
   const report = reportOf(adapter);
-  if (!report.usable) throw new EngineError(`${report.reason}: use WebAssembly`);
+  if (!report.usable) throw new NoGpu(report.reason);
   try {
     return await adapter.requestDevice({
       requiredFeatures: WANTED.filter((name) => adapter.features.has(name)),

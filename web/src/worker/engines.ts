@@ -30,7 +30,7 @@ export async function chooseEngine(place: Pick<Place, "host" | "tables">, wanted
   if (wanted === "wasm") return { engine: "wasm", reason: "you chose it", adapter: null };
   const report = await describeAdapter();
   const adapter = report.usable ? nameOf(report) : null;
-  const reason = report.reason.replace(/[:;,] (or )?use WebAssembly$/, "");
+  const { reason } = report;
   if (wanted === "webgpu") {
     if (!report.usable) throw new Refused(reason, "take the engine WebAssembly: it runs everywhere");
     return { engine: "webgpu", reason: `you chose it; it runs on ${adapter}`, adapter };
