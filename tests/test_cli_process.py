@@ -166,22 +166,23 @@ def test_a_terminal_gets_a_live_display_that_answers_ctrl_c(tmp_path, text):
         env=environment(TERM="xterm-256color", COLUMNS="70", LINES="20"),
         start_new_session=True,
     )
-    os.close(theirs)
-    shown = b""
-    signalled = False
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if select.select([ours], [], [], 0.2)[0]:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # the process ended
-                break
-            shown += piece
-        if not signalled and shown.count(b"\x1b[?2026l") > 2:
-            process.send_signal(signal.SIGINT)
-            signalled = True
-    os.close(ours)
-    assert process.wait(timeout=WAIT_S) == 130
+    with process:
+        os.close(theirs)
+        shown = b""
+        signalled = False
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                try:
+                    piece = os.read(ours, 65536)
+                except OSError:  # the process ended
+                    break
+                shown += piece
+            if not signalled and shown.count(b"\x1b[?2026l") > 2:
+                process.send_signal(signal.SIGINT)
+                signalled = True
+        os.close(ours)
+        assert process.wait(timeout=WAIT_S) == 130
     out = shown.decode()
     assert signalled
     assert "\u2501" in out  # the bar

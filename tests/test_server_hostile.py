@@ -19,7 +19,7 @@ import pytest
 
 from posttrainllm.config import load_config
 from posttrainllm.runs.folder import create_run
-from server_cases import AT_ONCE_S, Server, running
+from server_cases import Server, running
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def stays_well(server: Server) -> Iterator[None]:
     yield
     began = time.monotonic()
     assert server.get("/api/health").status == 200
-    assert time.monotonic() - began < AT_ONCE_S
+    assert time.monotonic() - began < 2
     assert (server.runs / "mine" / "config.toml").read_bytes() == before
 
 
@@ -227,7 +227,7 @@ def test_what_is_no_request_is_answered_in_one_line_or_closed(
 ) -> None:
     began = time.monotonic()
     found = server.raw(content, timeout=0.5)
-    assert time.monotonic() - began < AT_ONCE_S
+    assert time.monotonic() - began < 3
     assert b"Traceback" not in found
     assert not found or found.startswith(b"HTTP/1.1 4") or b"200 OK" in found[:20]
 
@@ -286,7 +286,7 @@ def test_a_slow_client_is_let_go_and_holds_nobody_up(server: Server) -> None:
             connection.sendall(HEAD)
         began = time.monotonic()
         assert server.get("/").status == 200
-        assert time.monotonic() - began < AT_ONCE_S
+        assert time.monotonic() - began < 1
     finally:
         for connection in slow:
             connection.close()

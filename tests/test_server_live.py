@@ -14,7 +14,7 @@ import pytest
 from posttrainllm.config import load_config
 from posttrainllm.runs.folder import Run, create_run
 from posttrainllm.server.live import Tail
-from server_cases import AT_ONCE_S, Server, running
+from server_cases import Server, running
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_lines_come_as_they_are_written(server: Server, run: Run) -> None:
             began = time.monotonic()
             metrics.append(line(3))
             assert events.next("metrics") == ("metrics", [line(3)])
-            assert time.monotonic() - began < AT_ONCE_S
+            assert time.monotonic() - began < 2
             samples.append({"step": 3, "text": "\u00e9\ud800\n\u2028"})
             sample = events.next("samples")[1][0]
             assert sample["text"].startswith("\u00e9")

@@ -147,12 +147,13 @@ def test_webgpu_trains_and_survives_the_loss_of_its_device(tools: Any, address: 
             second.reach(4)
             trainer(page).evaluate("self.device.destroy()")
             said = page.get_by_text("The engine was lost").inner_text()
-            assert re.search(r"going on from step \d+, \d+ steps are done again", said)
+            assert re.search(r"going on from step 0, \d+ steps are done again", said)
             second.finish()
             webgpu = second.losses("tiny-001")
     assert len(webgpu) == len(wasm) == SMALL_GPU["training.steps"]
-    drift = np.abs(np.array(webgpu)[:12] / wasm[:12] - 1)
-    assert drift.max() <= LOSS_TO_STEP_10["webgpu"]
+    drift = np.abs(np.array(webgpu) / wasm - 1)
+    assert drift[:12].max() <= LOSS_TO_STEP_10["webgpu"]
+    assert drift.max() <= LOSS_TO_STEP_200["webgpu"]
 
 
 KEEP_DEVICE = """() => {
